@@ -1,6 +1,6 @@
 """Estimators of gradients through discrete structures.
 
-A vertex with a chosen gradient is what most return; ScoreFunction and SparseExpectation return an expected loss.
+Most return a vertex with a surrogate gradient; ScoreFunction and SparseExpectation return an expected loss.
 """
 
 from polymax.estimators.base import Estimator as Estimator

@@ -1,4 +1,4 @@
-"""A vertex in the forward pass, and in the backward pass a gradient that the estimator chooses."""
+"""Estimators that return a vertex in the forward pass, and a surrogate gradient in the backward pass."""
 
 import inspect
 from abc import ABC, abstractmethod
@@ -123,7 +123,7 @@ def perturbed_scores(
 
 
 def combine_parts(change: Callable[..., Tensor], y: Parts, *others: Any) -> Parts:
-    """Structures combined tensor by tensor."""
+    """Apply `change` to corresponding tensors of structures."""
     if isinstance(y, Tensor):
         return change(y, *(tensors(other)[0] for other in others))
     return y._make(change(*t) for t in zip(y, *others, strict=True))
@@ -138,7 +138,7 @@ def with_gradient(estimator: Estimator, y: Parts, scores: tuple[Tensor, ...]) ->
 
 
 class _Chosen(Function):
-    """y as a function of the scores: the estimator says what its derivative is."""
+    """y as a function of the scores, whose derivative is the estimator's `vjp`."""
 
     generate_vmap_rule = True
 
@@ -165,7 +165,7 @@ class _Chosen(Function):
             )
         masks = ctx.estimator.structure.gradient_mask(whole)
         grads = (torch.where(mask & (x != -torch.inf), d, 0) for mask, x, d in zip(masks, scores, found, strict=True))
-        # a structure of NaN has no other derivative
+        # the derivative of a NaN part is NaN
         grads = (torch.where(torch.isnan(part), part, d) for part, d in zip(y, grads, strict=True))
         return None, *(None,) * count, *grads
 

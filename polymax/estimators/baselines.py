@@ -1,8 +1,8 @@
-"""Baselines: what a loss is compared with, so that the score-function estimator varies less.
+"""Baselines, which are subtracted from losses to reduce the variance of the score-function estimator.
 
     E[(L(y) - b) grad log p(y)] = E[L(y) grad log p(y)]        for every b that does not depend on y
 
-A baseline of one's own is a class with one method, `forward`, which turns losses into advantages L - b.
+Write your own baseline as a class with a method `forward`, which turns losses into advantages L - b.
 """
 
 from abc import ABC, abstractmethod
@@ -30,8 +30,8 @@ class Situation:
 class Baseline(nn.Module, ABC):
     """A function from losses to advantages.
 
-    Advantages that have a gradient, in parameters of the baseline, are brought to 0 by least squares when the
-    estimator's result is differentiated. What is learned from losses is learned in training mode only.
+    If advantages have a gradient in parameters of the baseline, backward on the estimator's result also has the
+    gradient of their squared error. Baselines change only in training mode.
     """
 
     @abstractmethod
@@ -40,7 +40,7 @@ class Baseline(nn.Module, ABC):
 
 
 class RunningMean(nn.Module):
-    """The mean of values over calls, later ones weighing more: those of t calls ago by decay^t, relative to the last.
+    """The mean of values over calls, weighted by decay^t for the values of t calls ago.
 
     Example:
         >>> mean = RunningMean(decay=0.5)
@@ -63,7 +63,7 @@ class RunningMean(nn.Module):
 
     @property
     def value(self) -> Tensor:
-        """The mean of what was added; 0 before the first call."""
+        """The mean of the added values; 0 before the first call."""
         return self.total / torch.where(self.weight > 0, self.weight, 1)
 
     def add(self, values: Tensor) -> None:
@@ -101,7 +101,7 @@ class MovingAverage(Baseline):
 
 
 class SelfCritical(Baseline):
-    """The baseline b is the loss of the best structure, so that draws must do better than what a test would use.
+    """The baseline b is the loss of the best structure, which prediction would use.
 
     Example:
         >>> estimator = pm.ScoreFunction(pm.Chain(), SelfCritical())
@@ -130,9 +130,9 @@ class LeaveOneOut(Baseline):
 
 
 class Learned(Baseline):
-    """The baseline b is what a module predicts from the input; the module learns to predict the loss.
+    """The baseline b is a module's prediction of the loss from the input.
 
-        b = module(*scores), or module(features) where the estimator is given features; (*batch,)
+        b = module(*scores), or module(features) if the estimator is given features; (*batch,)
 
     It is trained by the squared error, whose gradient comes with that of the estimator; its input gets none.
 
@@ -178,5 +178,5 @@ class Normalized(Baseline):
         square = self.square.value.to(losses)
         if self.training:
             self.square.add(torch.where(situation.counted, advantages.detach().square(), torch.nan))
-        # before the first call there is no scale, nor where nothing ever differed
+        # the scale is 1 before the first call, and if all advantages were 0
         return advantages / torch.where(square > 0, square, 1).sqrt()

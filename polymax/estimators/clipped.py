@@ -27,7 +27,7 @@ class ClippedBatch:
 
     @property
     def loss(self) -> Tensor:
-        """The mean loss of the draws; its gradient goes to what is behind the losses, and fits the baseline."""
+        """The mean loss of the draws, with gradients in the parameters of the loss function and of the baseline."""
         return self.draws.loss
 
     def ratios(self, *scores: Tensor) -> Tensor:
@@ -48,9 +48,10 @@ class Clipped(nn.Module):
 
         surrogate = mean of max(r a, clip(r, 1 - clip, 1 + clip) a),   r = p(y) / p_old(y),   a = L(y) - b
 
-    Calling it is calling the estimator itself. `collect` draws once, and each step then minimizes `surrogate` of the
-    scores as they are. Its gradient in the first step is the estimator's; a draw better than the baseline that has
-    become more probable by more than `clip`, or a worse one that has become less probable, has none.
+    A call is a call of the estimator. `collect` draws once, and each step then minimizes `surrogate` of the current
+    scores. Its gradient in the first step is the estimator's. A draw has no gradient if it is better than the baseline
+    and has become more probable by more than `clip`, or if it is worse and has become less probable by more than
+    `clip`.
 
     Example:
         >>> estimator = Clipped(pm.ScoreFunction(pm.Simplex(), pm.SelfCritical(), samples=4), clip=0.2)
@@ -79,7 +80,7 @@ class Clipped(nn.Module):
         features: Tensor | None = None,
         generator: torch.Generator | None = None,
     ) -> Tensor:
-        """The expected loss, ready for backward, as the estimator gives it."""
+        """The expected loss, ready for backward; see the estimator."""
         return self.estimator(loss_fn, *scores, features=features, generator=generator)
 
     def collect(

@@ -1,4 +1,4 @@
-"""Expected losses over structures: what a loss function is given, and what becomes of its values.
+"""Expected losses over structures: the interface of loss functions, and reductions of their values.
 
     E[L] = sum over y in Y of p(y) L(y)
 
@@ -30,7 +30,7 @@ def losses_of(loss_fn: LossFn, y: Parts, at: Tensor) -> Tensor:
 
 
 def reduce_values(values: Tensor, reduction: str) -> Tensor:
-    """The mean or the sum of values (*batch,), or all of them, as `reduction` says."""
+    """The mean, the sum, or all of the values (*batch,), by `reduction`."""
     match reduction:
         case "mean":
             return values.mean()
@@ -40,7 +40,7 @@ def reduce_values(values: Tensor, reduction: str) -> Tensor:
 
 
 def checked_reduction(reduction: str) -> str:
-    """Refuse a reduction that is none of torch's three."""
+    """Return the reduction, or raise ValueError unless it is "mean", "sum" or "none"."""
     if reduction not in ("mean", "sum", "none"):
         raise ValueError(f"reduction must be 'mean', 'sum' or 'none'; got {reduction!r}")
     return reduction

@@ -1,4 +1,4 @@
-"""Implicit maximum likelihood: perturb-and-MAP, compared with itself at scores that the gradient has changed."""
+"""Implicit maximum likelihood: the difference of perturb-and-MAP before and after a gradient step on the scores."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -46,7 +46,7 @@ class ImplicitMLE(NoisyEstimator):
         return narrow(with_gradient(self, y, (draws, *others)), scores[0].dtype)
 
     def vjp(self, y: Parts, g: Parts, *scores: Tensor) -> Any:
-        """The gradient in the draws (samples, ...), each its own, and in the other tensors."""
+        """The gradient in each of the draws (samples, ...), and in the other tensors."""
         many = self.structure.stack(self.samples, *tensors(y))
         moved = (x - self.step * d for x, d in zip(scores, tensors(g), strict=True))
         before = (t.unsqueeze(0) for t in tensors(y)) if self.samples == 1 else tensors(many.map(*scores))

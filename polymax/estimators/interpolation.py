@@ -1,4 +1,4 @@
-"""Blackbox differentiation: MAP is asked again, with scores that the gradient has changed."""
+"""Blackbox differentiation: a second call of MAP, at scores moved by the gradient."""
 
 from dataclasses import dataclass
 from typing import Any

@@ -41,12 +41,12 @@ class JointLoss:
         if not isinstance(values, Tensor) or values.shape[:1] != at.shape:
             came = tuple(values.shape) if isinstance(values, Tensor) else type(values).__name__
             raise ValueError(f"each must return ({len(at)}, ...), values of each structure; got {came}")
-        # gradients of a structure are added up in one order on every device
+        # the backward of indexing adds up gradients in a fixed order on every device
         return losses_of(self.loss, values[members], groups)
 
 
 def together(log_probs: Tensor, joint: bool) -> Tensor:
-    """Log-probabilities (samples, *batch) of draws, added up over groups where the loss is a `JointLoss`."""
+    """Log-probabilities (samples, *batch) of draws, added up over groups if the loss is a `JointLoss`."""
     if not joint:
         return log_probs
     refuse_single(log_probs.shape[1:])
@@ -54,13 +54,13 @@ def together(log_probs: Tensor, joint: bool) -> Tensor:
 
 
 def refuse_single(batch: torch.Size) -> None:
-    """A ValueError if instances of this batch are in no group."""
+    """Raise ValueError if the batch is a single instance, without a group."""
     if not batch:
         raise ValueError("scores must be (*batch, g, ...) for a JointLoss; got a single instance")
 
 
 def combinations(chosen: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """All ways to take a chosen structure of each instance of a group.
+    """All combinations of chosen structures, one of each instance of a group.
 
     Shapes: chosen (*batch, g, k), bool; the results are which of (*batch, k, ..., k), g times, are such; their members
     (m, g), places among those that are chosen; and their groups (m,)

@@ -1,4 +1,4 @@
-"""Policies: what structures are drawn from, and the log-probability of what was drawn."""
+"""Policies: distributions from which structures are drawn, and the log-probabilities of draws."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
@@ -17,7 +17,7 @@ from polymax.structures.base import Parts, Sampled, Structure
 
 
 class Actions(Protocol):
-    """A distribution over what a policy does: structures, or something that determines one."""
+    """A distribution over the actions of a policy: structures, or tensors that determine a structure."""
 
     def sample(self, sample_shape: tuple[int, ...], generator: torch.Generator | None = None) -> Any:
         """Independent draws, (*sample_shape, *batch, ...)."""
@@ -27,7 +27,7 @@ class Actions(Protocol):
 
 
 class Policy(ABC):
-    """A way to draw structures for scores. Actions are weighed by the distribution that they were drawn from."""
+    """A way to draw structures for scores, by actions with a known log-probability."""
 
     structure: Structure
 
@@ -71,8 +71,8 @@ class Drawn(Policy):
 class Perturbing(Policy):
     """The best structures of perturbed scores.
 
-    How probable this makes a structure is out of reach, but the perturbed scores, which decide, have a density: they
-    are the action.
+    The probability of a structure cannot be computed, but the perturbed scores, which determine the structure, have a
+    density: they are the action.
     """
 
     structure: Structure
@@ -102,11 +102,11 @@ class Perturbation(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Shifted:
-    """Scores plus gamma times noise, each entry by itself; a forbidden one stays at -inf.
+    """Scores plus gamma times independent noise on each entry; scores of -inf do not change.
 
         log p(u) = - sum over entries of nu((u - scores) / gamma) + log gamma,        exp(-nu) the density of the noise
 
-    Entries that no structure uses are perturbed to no effect, and left out of the sum: a gradient there would be noise.
+    Entries that no structure uses are left out of the sum: their gradient would be noise.
     """
 
     structure: Structure
@@ -129,7 +129,7 @@ class Shifted:
         dims, masks = structure.event_dims(*action.scores), structure.gradient_mask(action.y)
         total: Tensor | float = 0.0
         for u, x, scale, mask, d in zip(action.scores, self.scores, self._scales, masks, dims, strict=True):
-            # a part that is forbidden, or was when it was drawn, counts nothing
+            # parts that are forbidden, or were forbidden in the draw, add 0
             free = mask & (u != -torch.inf) & (x != -torch.inf)
             z = (torch.where(free, u, 0) - torch.where(free, x, 0)) / scale
             total = total - torch.where(free, self.noise.nu(z) + torch.log(scale), 0).flatten(-d).sum(-1)
@@ -137,7 +137,7 @@ class Shifted:
 
     @property
     def _scales(self) -> list[Tensor]:
-        """gamma, a number or (*batch,), beside each tensor of scores."""
+        """gamma, a number or (*batch,), in a shape that broadcasts to each score tensor."""
         gamma = torch.as_tensor(self.gamma).to(self.scores[0])
         return [gamma.reshape(*gamma.shape, *[1] * d) for d in self.structure.event_dims(*self.scores)]
 
@@ -147,7 +147,7 @@ class Shifted:
 
 
 def smoothing_of(structure: Any, default: Callable[[Any], Smoothing]) -> Smoothing:
-    """A smoothing from itself, a structure by `default`, or a regularizer of the simplex."""
+    """The smoothing of the argument: a smoothing itself, `default` of a structure, or a regularizer of the simplex."""
     match structure:
         case Smoothing():
             return structure
@@ -159,13 +159,13 @@ def smoothing_of(structure: Any, default: Callable[[Any], Smoothing]) -> Smoothi
 
 
 def check_distribution(smooth: Smoothing) -> None:
-    """Refuse a smoothing under which structures have no known probabilities."""
+    """Raise TypeError if the smoothing has no distribution over structures."""
     if not hasattr(smooth, "distribution"):
         raise TypeError(f"{type(smooth).__name__} has no distribution over structures")
 
 
 def policy_of(structure: Any) -> Policy:
-    """A policy from itself, a smoothing, a regularizer of the simplex, or a structure."""
+    """The policy of the argument: a policy itself, a smoothing, a regularizer of the simplex, or a structure."""
     match structure:
         case Policy():
             return structure

@@ -32,7 +32,7 @@ class Draws:
     advantages: Tensor
     log_probs: Tensor
     counted: Tensor
-    # the expected loss, whose gradient goes to whatever is behind the losses, and fits the baseline
+    # the expected loss, with gradients in the parameters of the loss function and of the baseline
     loss: Tensor
 
     def log_probs_under(self, *scores: Tensor) -> Tensor:
@@ -46,9 +46,9 @@ class ScoreFunction(nn.Module):
         value: mean of L(y),        gradient: mean of dL(y) + (L(y) - b) d log p(y),        y ~ p
 
     Given a smoothing, p is its distribution; given a regularizer, its mapping on the simplex; given a structure, its
-    Marginals. Where these cannot be drawn from (Assignment, a set with `map` alone), a structure stands for Perturbed:
-    scores are perturbed, and p is the density of the perturbed scores. `baseline` is None for b = 0. With a
-    `JointLoss`, y are the structures of a group, each drawn by itself.
+    Marginals. If the set has no Marginals to draw from (Assignment, a set with only `map`), scores are perturbed, as by
+    Perturbed, and p is the density of the perturbed scores. `baseline` is None for b = 0. With a `JointLoss`, y are the
+    structures of a group, drawn independently.
 
     Shapes: loss_fn(y (count, ...), at (count,)) -> (count,), `at` the instances in the flattened batch that structures
     y are drawn for; the result (), or (*batch,), with 0 for an instance without a structure

@@ -179,7 +179,7 @@ def _gathered(key: Tensor, value: Tensor, sizes: tuple[int, ...], group: Any) ->
 
 
 def _head(size: int) -> int:
-    """How many tokens of a balanced part are from the head of the sequence."""
+    """The number of tokens of a balanced part that are from the head of the sequence."""
     return size - size // 2
 
 
