@@ -147,7 +147,9 @@ def of_words(
     real = torch.promote_types(rows.dtype, torch.float32)
     each = torch.where(valid, 1.0, 0.0).to(real)
     if classes is not None:
-        each = split.total(torch.where(mine, classes.to(real)[at.clamp(min=0)] if len(classes) else 0, 0))
+        # all processes hand over one dtype, those without words too
+        own = classes.to(real)[at.clamp(min=0)] if len(classes) else torch.zeros_like(each)
+        each = split.total(torch.where(mine, own, torch.zeros_like(own)))
     spread = None
     mass: float | Tensor = 1.0
     if label_smoothing:

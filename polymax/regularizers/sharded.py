@@ -28,7 +28,7 @@ def argmax(regularizer: Any, x: Sharded, dim: int, mask: Sharded) -> Tensor:
         found: Any = _locally(type(moved).argmax, moved, whole, kept)
         return found.redistribute(scores.device_mesh, scores.placements).movedim(-1, dim)
     row = _Row(moved, scores, kept, of_rows)
-    y = rows.weights(row.scaled, alpha, row.groups).to(x.dtype)
+    y = rows.weights(row.scaled(), alpha, row.groups).to(x.dtype)
     return row.whole(y).movedim(-1, dim)
 
 
@@ -42,12 +42,14 @@ def maximum(regularizer: Any, x: Sharded, dim: int, mask: Sharded) -> Tensor:
         whole = _gathered(scores, of_rows)
         return _locally(type(moved).max, moved, whole, None if kept is None else _gathered(kept, of_rows))
     row = _Row(moved, scores, kept, of_rows)
-    y = rows.weights(row.scaled, alpha, row.groups)
+    top = rows.tops(row.scores, row.groups)
+    scaled = row.scaled(top)
+    y = rows.weights(scaled, alpha, row.groups)
     # this form of Omega is a sum over entries, without a constant
     omega = _sum_over_entries(y.detach(), alpha)
-    value = rows.maximum(row.scaled, y, omega, row.groups)
+    value = rows.maximum(scaled, y, omega, row.groups)
     dead = rows.tops(torch.where(row.scores == -torch.inf, 0.0, 1.0), row.groups).squeeze(-1) == 0
-    found = torch.where(dead, 0, value) * row.regularizer._gamma_of_rows() + row.top.squeeze(-1)
+    found = torch.where(dead, 0, value) * row.regularizer._gamma_of_rows() + top.squeeze(-1)
     return row.of_rows(torch.where(dead, -torch.inf, found).to(x.dtype))
 
 
@@ -83,8 +85,10 @@ class _Row:
         axes = tuple(None if p.is_replicate() else p.dim - (x.dim() - 1) for p in batch)
         self._place = Placed(mesh, axes, x.shape[:-1])
         self.regularizer = self._of_process(regularizer)
-        self.top = rows.tops(self.scores, self.groups)
-        self.scaled = self.regularizer._divided(self.scores, self.top, self.scores != -torch.inf)
+
+    def scaled(self, top: Tensor | float = 0.0) -> Tensor:
+        """Return the scores less `top`, divided by gamma."""
+        return self.regularizer._divided(self.scores, top, self.scores != -torch.inf)
 
     def _of_process(self, regularizer: Any) -> Any:
         from torch.distributed.tensor import Partial
