@@ -70,6 +70,8 @@ ARGUMENTS: dict[str, str] = {
     "linear_sparsemax_loss.weight": "(words, size) weights of the layer",
     "ignore_index": "targets of this number have no loss",
     "label_smoothing": "share of the target that is spread over all classes, in [0, 1]",
+    "z_loss": "weight of the squared log-sum-exp that is added to each row at alpha = 1",
+    "return_normalizer": "True: return the pair (loss, log-sum-exp of each row), at alpha = 1",
     "hidden": "(*batch, size) states below the layer",
     "target": "(*batch,) integers, or a distribution over words for each row",
     "bias": "(words,) bias of the layer. None: it has none",

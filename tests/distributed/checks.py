@@ -197,14 +197,14 @@ def chains():
             "svm": pm.svm_loss,
             "sparsemap": pm.sparsemap_loss,
             "margin": pm.margin_sparsemap_loss,
-            "dp": lambda s, x, y, r: pm.smoothed_dp_loss(s, pm.Gini(), x, y, r),
+            "dp": lambda s, x, y, reduction: pm.smoothed_dp_loss(s, pm.Gini(), x, y, reduction),
         }
         for name, loss in losses.items():
             for reduction in ("mean", "sum", "none"):
                 leaves = [u.clone().requires_grad_(), t.clone().requires_grad_()]
                 parts = [placed(u, mesh, places, True), placed(t, mesh, shared, True)]
-                value = loss(chain, tuple(leaves), tags, reduction)
-                found = loss(chain, tuple(parts), placed(tags, mesh, places), reduction)
+                value = loss(chain, tuple(leaves), tags, reduction=reduction)
+                found = loss(chain, tuple(parts), placed(tags, mesh, places), reduction=reduction)
                 g = torch.rand_like(value)
                 given = placed(g, mesh, found.placements)
                 slopes, split = torch.autograd.grad(value, leaves, g), torch.autograd.grad(found, parts, given)

@@ -60,6 +60,10 @@ def files_that_name(folder):
 
 @pytest.mark.parametrize("folder", FOLDERS)
 def test_every_folder_is_tested(folder):
+    if not operators(folder):
+        # loops without an operator: the specification of active_set is solvers/loops/reference.py
+        assert files_that_name(folder), f"kernels/{folder} is named in no test"
+        return
     assert exists(folder, "reference"), f"kernels/{folder} has no reference.py"
     reference = import_module(f"polymax.kernels.{folder}.reference")
     for name in operators(folder):
