@@ -88,7 +88,7 @@ class Widened(Fractions):
     ("structure", "message"),
     [
         (Twice(), "5 structures are counted, and there are 4"),
-        (Fractions(), "map is one of them, not their mean.*instance 0 is no vertex"),
+        (Fractions(), "map must return a vertex, not their mean.*instance 0 is no vertex"),
         (Greedy(), r"all is forbidden: the value is -inf, map \[1.0, 0.0, 0.0, 0.0\]"),
         (Widened(), "torch.float32 became torch.float64"),
     ],

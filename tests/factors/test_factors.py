@@ -414,7 +414,8 @@ def test_programs_of_a_gpu(name, by_triton, monkeypatch):
         return mu, *torch.autograd.grad(mu.square().sum(), scores)
 
     found = solved()
-    structures = {"solve", "response", "mixture"}
+    # the loop gives the mean with its solution
+    structures = {"solve", "response"}
     assert by_triton == {"constrained", *({"constrained_response"} if name == "logic-cycle" else structures)}
     monkeypatch.undo()
     for a, b in zip(found, solved(), strict=True):
