@@ -19,7 +19,8 @@ def test_routes_are_short(name, derived):
     structure, shapes = CALLS[name]
     smooth, scores = pm.SparseMap(structure), [torch.randn(shape, requires_grad=derived) for shape in shapes]
     entered = functions_entered(lambda: smooth(*scores))
-    assert 0 < len(entered) <= 30 + derived, f"SparseMap of {name} enters {len(entered)} functions: {entered}"
+    # one function for each array that is read without marking its storage, and one that looks for DTensors
+    assert 0 < len(entered) <= 33 + 4 * derived, f"SparseMap of {name} enters {len(entered)} functions: {entered}"
 
 
 class Corner(pm.Structure):
