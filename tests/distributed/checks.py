@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 from cases import CASES
 from estimators_table import ESTIMATORS
-from sets import TABLE
+from sets import BY_NAME
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
@@ -72,9 +72,13 @@ def _derived(name, function, x, sharded):
 
 
 def mappings():
-    """Every mapping and its maximum: sharded by batch, and along the row itself, with a gradient and its derivative."""
-    said = []
+    """A mapping of each kind and its maximum: sharded by batch and along the row, with two derivatives."""
+    said, kinds = [], set()
     for case in CASES:
+        kind = type(case.regularizer()).__name__
+        if kind in kinds and kind != "Tsallis":
+            continue
+        kinds.add(kind)
         for sharded in (0, 1):
             if case.total != 1 and case.least > 1:
                 continue
@@ -136,11 +140,16 @@ def parameters():
     return said
 
 
+# lengths and targets in fields, shared scores, kernels of all rooms, and loops in torch
+SETS = ["chain", "segments", "alignment", "ctc", "gapped", "span-tree", "projective-tree", "spanning-tree"]
+SETS += ["simplex", "subset", "explicit", "hypergraph", "assignment", "ranking"]
+
+
 def structures():
-    """Every set: its best structure, its smoothings and its losses, with batch dimensions sharded."""
+    """Sets of all kinds: the best structure, smoothings and losses, with batch dimensions sharded."""
     said = []
-    for row in TABLE:
-        said += _set(row)
+    for name in SETS:
+        said += _set(BY_NAME[name])
     return said
 
 

@@ -34,7 +34,7 @@ class Processes:
             pipe.send((function.__module__, function.__name__, pickle.dumps(args)))
         found = []
         for rank, pipe in enumerate(self.pipes):
-            if not pipe.poll(600):
+            if not pipe.poll(900):
                 self.close()
                 raise TimeoutError(f"process {rank} does not answer: {function.__name__}")
             found.append(pipe.recv())
@@ -52,8 +52,8 @@ class Processes:
 def _serve(rank, size, port, pipe):
     os.environ["OMP_NUM_THREADS"] = "1"
     torch.set_num_threads(1)
-    store = dist.TCPStore("127.0.0.1", port, size, is_master=rank == 0, timeout=timedelta(seconds=60))
-    dist.init_process_group("gloo", store=store, rank=rank, world_size=size, timeout=timedelta(seconds=60))
+    store = dist.TCPStore("127.0.0.1", port, size, is_master=rank == 0, timeout=timedelta(seconds=900))
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=size, timeout=timedelta(seconds=900))
     while True:
         module, name, args = pipe.recv()
         try:
