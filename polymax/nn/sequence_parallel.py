@@ -54,7 +54,7 @@ def sequence_parallel_attention(
         >>> # in each process: x is the whole sequence, of which every process keeps a part
         >>> # out = pm.distributed.sequence_parallel_attention(q, k, v, is_causal=True, mapping=pm.entmax)
     """
-    _check_parts(query, key, value, sinks)
+    _check_parts(query, key, value)
     rank = dist.get_rank(group)
     queries, keys = sizes_of((query.shape[-2], key.shape[-2]), query.device, group)
     if is_causal and keys != queries:
@@ -159,7 +159,8 @@ def _alpha(mapping: Mapping) -> float | None:
     return None if isinstance(alpha, Tensor) else alpha
 
 
-def _check_parts(query: Tensor, key: Tensor, value: Tensor, sinks: Tensor | None) -> None:
+def _check_parts(query: Tensor, key: Tensor, value: Tensor) -> None:
+    """Refuse tensors without a dimension of tokens, and values that are not as many as keys."""
     for name, t in (("query", query), ("key", key), ("value", value)):
         if not isinstance(t, Tensor) or t.dim() < 2:
             came = tuple(t.shape) if isinstance(t, Tensor) else type(t).__name__

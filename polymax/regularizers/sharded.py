@@ -81,7 +81,6 @@ class _Row:
             whole = mask.expand(x.shape).redistribute(mesh, x.placements).to_local()
             self.scores = self.scores.masked_fill(~whole, -torch.inf)
         batch: list[Any] = [Replicate() if m in of_rows else place for m, place in enumerate(x.placements)]
-        self._batch = batch
         axes = tuple(None if p.is_replicate() else p.dim - (x.dim() - 1) for p in batch)
         self._place = Placed(mesh, axes, x.shape[:-1])
         self.regularizer = self._of_process(regularizer)

@@ -70,7 +70,7 @@ class Placed:
 
     def local(self, argument: Argument) -> Tensor:
         """The part of a tensor that belongs to this process; gradients of broadcast tensors are summed."""
-        from torch.distributed.tensor import Partial, Replicate
+        from torch.distributed.tensor import Partial
 
         t = argument.tensor
         target, slopes = [], []
@@ -79,9 +79,7 @@ class Placed:
             target.append(place)
             slopes.append(Partial() if broadcast else place)
         moved = t.redistribute(self.mesh, target)
-        found = moved.to_local(grad_placements=slopes)
-        assert all(isinstance(p, Replicate) or not p.is_partial() for p in target)
-        return found
+        return moved.to_local(grad_placements=slopes)
 
     def _place(self, t: Tensor, events: int, axis: int | None) -> tuple[Any, bool]:
         """The placement of a tensor along a mesh dimension, and whether all processes there share the tensor."""

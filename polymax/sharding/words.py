@@ -36,7 +36,7 @@ class Head(NamedTuple):
 
 
 class Rows(NamedTuple):
-    """What the process's words say of each row, from `kernels.linear_loss`; `own` is -inf without a finite logit."""
+    """The results of `kernels.linear_loss` for the words of this process; `own` is -inf without a finite logit."""
 
     chosen: Tensor
     mean: Tensor
