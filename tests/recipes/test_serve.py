@@ -9,7 +9,6 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
-import jsonschema
 import pytest
 import torch
 from polls import until
@@ -28,6 +27,7 @@ from polymax_recipes.serve.server import Server, is_loopback
 from polymax_recipes.serve.workers import Pool
 
 pytest.importorskip("uvicorn", reason="uvicorn is not installed: pip install 'polymax[serve]'")
+jsonschema = pytest.importorskip("jsonschema")
 
 LIMITS = Limits(body=20_000, arrival=20.0, computing=60.0, inputs=8, characters=2_000, connections=220)
 
