@@ -114,7 +114,7 @@ class Agreed:
 
 
 @dataclass(frozen=True, eq=False)
-class _State:
+class _Iterate:
     mu: Tensor
     tau: Tensor
     lam: tuple[Tensor, ...]
@@ -150,7 +150,7 @@ class Agreement:
         tau = torch.zeros(count, graph.rows.columns.shape[1], dtype=torch.float64, device=self.x.device)
         mu, tau, missed, turns = self._nearest(self.x, torch.ones_like(self.x), tau)
         if not graph.blocks:
-            alone = _State(mu, tau, (), (), missed, torch.ones_like(self.rho))
+            alone = _Iterate(mu, tau, (), (), missed, torch.ones_like(self.rho))
             return self._agreed(alone, alone, turns)
         share = (self.x - graph.rows.spread(tau) - mu) / graph.degree.clamp(min=1)
         state = self._measured(mu, tau, tuple(b.gather(share) for b in graph.blocks), None, self.rho)
@@ -178,7 +178,7 @@ class Agreement:
             x, weight, self.lower, self.upper, rows.columns, rows.signs, rows.offset, *self.ends, tau, ROUNDS
         )
 
-    def _turn(self, state: _State) -> _State:
+    def _turn(self, state: _Iterate) -> _Iterate:
         """The state after a round of ADMM."""
         graph = self.graph
         z = [p.z for p in state.projected]
@@ -196,7 +196,7 @@ class Agreement:
 
     def _measured(
         self, mu: Tensor, tau: Tensor, lam: tuple[Tensor, ...], before: tuple[Projected, ...] | None, rho: Tensor
-    ) -> _State:
+    ) -> _Iterate:
         """The state at a point: its projections, and the residual of all conditions."""
         graph = self.graph
         found = tuple(
@@ -208,7 +208,7 @@ class Agreement:
             self.x - sum_edges(list(lam), graph.by_variable), torch.ones_like(mu), tau
         )
         apart = [_largest(edges), (still - mu).abs().amax(1) if mu.shape[1] else missed, missed]
-        return _State(mu, tau, lam, found, torch.stack(apart).amax(0), rho)
+        return _Iterate(mu, tau, lam, found, torch.stack(apart).amax(0), rho)
 
     def _private(self, rho: Tensor) -> list[tuple[Tensor, ...]]:
         """Private scores, divided by rho (B,)."""
@@ -216,7 +216,7 @@ class Agreement:
             return self.private
         return [tuple(_over(t, rho) for t in own) for own in self.private]
 
-    def _newton(self, state: _State) -> _State:
+    def _newton(self, state: _Iterate) -> _Iterate:
         """The best point on the faces, sides and rows of the state."""
         graph = self.graph
         free, tight = _sides(graph, state.mu, state.tau, self.ends, self.forbidden)
@@ -240,7 +240,7 @@ class Agreement:
         tau = (state.tau + torch.where(tight, prices / space.sizes, 0)).clamp(*self.ends)
         return self._measured(mu, tau, lam, state.projected, state.rho)
 
-    def _exact(self, state: _State) -> Tensor:
+    def _exact(self, state: _Iterate) -> Tensor:
         """The variables, rounded if they are close to 0 or 1, and 0 if no structure with weight uses them."""
         whole = state.mu.round()
         near = (state.mu - whole).abs() <= ROUNDING * (1 + self.goal.unsqueeze(-1) / TOLERANCE)
@@ -252,7 +252,7 @@ class Agreement:
         none = sum_edges([t.double() for t in unused], self.graph.by_variable) > 0
         return torch.where(none & (mu.abs() <= ENOUGH), 0, mu)
 
-    def _agreed(self, state: _State, last: _State, rounds: Tensor) -> Agreed:
+    def _agreed(self, state: _Iterate, last: _Iterate, rounds: Tensor) -> Agreed:
         mu = self._exact(state).clamp(self.lower, self.upper)
         pairs = _both(self.graph.rows, mu, self.pair_scores) if self.pair_scores.shape[1] else self.pair_scores
         return Agreed(
@@ -269,7 +269,7 @@ def _sides(
     return inside & ~forbidden, (tau > ends[0]) & (tau < ends[1])
 
 
-def _chosen(mask: Tensor, a: _State, b: _State) -> _State:
+def _chosen(mask: Tensor, a: _Iterate, b: _Iterate) -> _Iterate:
     """The state a for instances in the mask (B,), and b for the others."""
     if bool(mask.all()):
         return a
@@ -281,7 +281,7 @@ def _chosen(mask: Tensor, a: _State, b: _State) -> _State:
 
     lam = tuple(pick(x, y) for x, y in zip(a.lam, b.lam, strict=True))
     projected = tuple(_joined(mask, x, y) for x, y in zip(a.projected, b.projected, strict=True))
-    return _State(
+    return _Iterate(
         pick(a.mu, b.mu), pick(a.tau, b.tau), lam, projected, pick(a.residual, b.residual), pick(a.rho, b.rho)
     )
 

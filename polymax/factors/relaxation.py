@@ -32,7 +32,7 @@ def nearest(graph: "FactorGraph", scores: tuple[Tensor, ...]) -> GraphSolution:
     full = graph.full(*scores)
     solved = solve(graph, full)
     if functional() or (torch.is_grad_enabled() and any(t.requires_grad for t in full)):
-        parts = apply_function(_Mean, solved, *full)
+        parts = apply_function(_GraphParts, solved, *full)
     else:
         parts = solved.parts(full[0].dtype)
     return solution_of(solved, parts, full)
@@ -41,7 +41,7 @@ def nearest(graph: "FactorGraph", scores: tuple[Tensor, ...]) -> GraphSolution:
 def value_of(graph: "FactorGraph", scores: tuple[Tensor, ...]) -> Tensor:
     """<scores, mu> - 1/2 ||mu||^2, (*batch,), -inf if scores forbid every point; its gradient is mu."""
     full = graph.full(*scores)
-    return apply_function(_Value, solve(graph, full), *full)
+    return apply_function(_GraphValue, solve(graph, full), *full)
 
 
 def numbers_of(scores: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
@@ -112,7 +112,7 @@ def _agreed(graph: "FactorGraph", scores: tuple[Tensor, ...]) -> SolvedGraph:
     return SolvedGraph(graph, agreed, batch, feasible, undefined, plain)
 
 
-class _Mean(Function):
+class _GraphParts(Function):
     """The parts as a function of the scores."""
 
     generate_vmap_rule = True
@@ -132,7 +132,7 @@ class _Mean(Function):
         return None, *ctx.solved.response(g)
 
 
-class _Value(Function):
+class _GraphValue(Function):
     """The value, whose derivative is the parts."""
 
     generate_vmap_rule = True
@@ -153,7 +153,7 @@ class _Value(Function):
     def backward(ctx: Any, g: Tensor) -> tuple[Any, ...]:
         scores = ctx.saved_tensors
         if torch.is_grad_enabled():
-            mu = apply_function(_Mean, ctx.solved, *scores)
+            mu = apply_function(_GraphParts, ctx.solved, *scores)
         else:
             mu = ctx.solved.parts(scores[0].dtype)
         return None, *(m * g.to(m.dtype).reshape((*g.shape, *[1] * (m.dim() - g.dim()))) for m in mu)

@@ -9,7 +9,7 @@ from torch import Tensor
 from polymax.backend.function import without_autocast
 from polymax.mappings import softmax
 from polymax.nn import plain_attention
-from polymax.nn.attention_call import Attention, Route
+from polymax.nn.attention_call import AttentionCall, Route
 from polymax.nn.attention_mapping import Mapping
 
 P = ParamSpec("P")
@@ -58,7 +58,7 @@ def scaled_dot_product_attention(
         more = is_causal, scale, enable_gqa, window, softcap, causal_offset
         if (known := plain_attention.known_call(query, key, value, mapping, more)) is not None:
             return plain_attention.attend(query, key, value, known)
-    call = Attention(
+    call = AttentionCall(
         query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa,
         mapping, window, softcap, sinks, causal_offset, key_boxes,
     )  # fmt: skip
@@ -93,7 +93,7 @@ def attention_path(*args: Any, **options: Any) -> str:
         'all scores at once: the mapping is none of softmax, sparsemax and entmax'
     """
     given = inspect.signature(scaled_dot_product_attention).bind(*args, **options)
-    call = Attention(**given.arguments)
+    call = AttentionCall(**given.arguments)
     if call.query.is_nested:
         from polymax.nn.packed_attention import nested_path
 
@@ -130,4 +130,4 @@ def attention_weights(
         raise TypeError(f"query must be a tensor; got {type(query).__name__}")
     # weights keep the precision of the scores
     with without_autocast(query.device):
-        return Attention(query, key, key, attn_mask, **given).weights().to(query.dtype)
+        return AttentionCall(query, key, key, attn_mask, **given).weights().to(query.dtype)

@@ -55,7 +55,7 @@ class Decision(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Attention:
+class AttentionCall:
     """The arguments of `scaled_dot_product_attention`, in its order, and what follows from them.
 
     After construction, names of mappings are functions, tensors have the dtype of autocast, a `LengthScaling` has

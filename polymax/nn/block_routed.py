@@ -10,7 +10,7 @@ from polymax.backend.function import functional
 from polymax.backend.widen import wide
 from polymax.mappings import entmax, softmax
 from polymax.nn.attention import attention_weights, scaled_dot_product_attention
-from polymax.nn.attention_call import Attention, repeat_heads
+from polymax.nn.attention_call import AttentionCall, repeat_heads
 from polymax.nn.attention_checks import default_scale
 from polymax.nn.attention_mapping import Mapping, apply_mapping, check_heads, checked_mapping
 
@@ -158,8 +158,8 @@ class BlockRoutedAttention(nn.Module):
         is_causal: bool,
         scale: float | None,
         offset: int,
-    ) -> Attention:
-        call = Attention(
+    ) -> AttentionCall:
+        call = AttentionCall(
             query, key, value, attn_mask, is_causal=is_causal, scale=scale, enable_gqa=True, causal_offset=offset
         )
         if query.dim() != 4:
@@ -168,7 +168,7 @@ class BlockRoutedAttention(nn.Module):
         check_heads(self, call.heads(), f"query {tuple(query.shape)}")
         return call
 
-    def _routes(self, call: Attention) -> "_Routes":
+    def _routes(self, call: AttentionCall) -> "_Routes":
         """The log priors of blocks for each block of queries."""
         queries, keys, device = call.query.shape[2], call.key.shape[2], call.query.device
         blocks, step = -(-keys // self.block), self.query_block
@@ -193,7 +193,7 @@ class BlockRoutedAttention(nn.Module):
         bias = torch.where(chosen, torch.where(chosen, prior, 1).log(), -torch.inf)
         return _Routes(bias.masked_fill(always, 0.0), always | chosen)
 
-    def _router_scores(self, call: Attention, blocks: int) -> Tensor:
+    def _router_scores(self, call: AttentionCall, blocks: int) -> Tensor:
         """Scores (batch, num_heads, blocks of queries, blocks of keys) of the router."""
         q, k = wide(call.query), wide(call.key)
         step = self.query_block
@@ -224,7 +224,7 @@ class BlockRoutedAttention(nn.Module):
         scale = default_scale(call.query.shape[-1]) if call.scale is None else call.scale
         return self.router_scale.to(q.dtype)[:, None, None] * scale * (q @ summaries.mT)
 
-    def _kept_blocks(self, call: Attention, blocks: int) -> Tensor | None:
+    def _kept_blocks(self, call: AttentionCall, blocks: int) -> Tensor | None:
         """A bool tensor (*batch, blocks of queries, blocks), True if the mask lets a query see a key of a block."""
         mask = call.attn_mask
         if mask is None:
@@ -242,7 +242,7 @@ class BlockRoutedAttention(nn.Module):
         """Rows of blocks of queries, repeated for each query."""
         return t.repeat_interleave(self.query_block, -2)[..., :queries, :] if self.query_block > 1 else t
 
-    def _mask(self, call: Attention, routes: "_Routes") -> Tensor:
+    def _mask(self, call: AttentionCall, routes: "_Routes") -> Tensor:
         """The log priors of all keys, with what masks hide and add: (batch, num_heads, L, S)."""
         queries, keys = call.query.shape[2], call.key.shape[2]
         mask = self._of_queries(routes.bias, queries).repeat_interleave(self.block, -1)[..., :keys]
@@ -251,7 +251,7 @@ class BlockRoutedAttention(nn.Module):
             mask = mask.masked_fill(torch.arange(keys, device=mask.device) > places, -torch.inf)
         return _with_mask(mask, call.attn_mask)
 
-    def _gathered(self, call: Attention, routes: "_Routes", dropout_p: float, told: dict[str, Any]) -> Tensor:
+    def _gathered(self, call: AttentionCall, routes: "_Routes", dropout_p: float, told: dict[str, Any]) -> Tensor:
         """The context by attention of groups of queries to the blocks that one of them has chosen."""
         (B, H, L, _), S, block = call.query.shape, call.key.shape[2], self.block
         group = max(GROUP // self.query_block, 1) * self.query_block

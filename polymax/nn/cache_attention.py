@@ -10,7 +10,7 @@ from polymax.kernels.sparse_decoding import reference
 from polymax.mappings import softmax
 from polymax.nn.attention import scaled_dot_product_attention
 from polymax.nn.attention_bias import distance_bias, with_bias
-from polymax.nn.attention_call import Attention
+from polymax.nn.attention_call import AttentionCall
 from polymax.nn.attention_mapping import Mapping, checked_mapping
 from polymax.nn.fused_attention import decoded_heads
 from polymax.nn.key_value_cache import KeyValueCache, KeyValuePages
@@ -108,7 +108,7 @@ def _over_pages(
     places = lengths.long()[:, None] - tokens + torch.arange(tokens, device=lengths.device)
     # a LengthScaling is applied here: rows of different sequences have different lengths
     inner = {"mapping": mapping.mapping} if isinstance(mapping, LengthScaling) else {}
-    call = Attention(query, cache.keys, cache.values, is_causal=is_causal, window=window, **{**told, **inner})
+    call = AttentionCall(query, cache.keys, cache.values, is_causal=is_causal, window=window, **{**told, **inner})
     cached = call.cached(cache.keys)._replace(boxes=cache.boxes, table=table, lengths=lengths)
     if all(t is None for t in extra) and call.obstacle_over_pages() is None:
         q = call.query

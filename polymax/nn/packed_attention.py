@@ -9,7 +9,7 @@ from polymax import _check
 from polymax.mappings import softmax
 from polymax.nn.attention import scaled_dot_product_attention
 from polymax.nn.attention_bias import distance_bias, with_bias
-from polymax.nn.attention_call import Attention, Route
+from polymax.nn.attention_call import AttentionCall, Route
 from polymax.nn.attention_mapping import Mapping, checked_mapping
 from polymax.nn.attention_pattern import Pattern
 from polymax.nn.fused_attention import fused_heads
@@ -85,14 +85,27 @@ def varlen_attention(
     if attn_mask is None and alibi_slopes is None and isinstance(offsets, int):
         # a LengthScaling is applied here: keys are counted in each sequence
         inner = {"mapping": mapping.mapping} if isinstance(mapping, LengthScaling) else {}
-        call = Attention(q, k, v, causal_offset=offsets, **{**told, **inner})
+        call = AttentionCall(q, k, v, causal_offset=offsets, **{**told, **inner})
         if call.decide().route in (Route.SPARSE, Route.FEW_QUERIES):
             longest = _longest(starts_q, max_seqlen_q), _longest(starts_k, max_seqlen_k)
             return _at_once(call, mapping, starts_q, starts_k, longest)
     if attn_mask is not None:
         _check_mask(attn_mask, sequences, query.shape[1], _longest(starts_q, None), _longest(starts_k, None))
-    of_each = [offsets] * sequences if isinstance(offsets, int) else offsets
-    bounds = zip(starts_q.tolist(), starts_q.tolist()[1:], starts_k.tolist(), starts_k.tolist()[1:], strict=False)
+    return _one_by_one((q, k, v), (starts_q, starts_k), offsets, attn_mask, alibi_slopes, told)
+
+
+def _one_by_one(
+    tensors: tuple[Tensor, Tensor, Tensor],
+    starts: tuple[Tensor, Tensor],
+    offsets: int | list[int],
+    attn_mask: Tensor | None,
+    alibi_slopes: Tensor | None,
+    told: dict[str, Any],
+) -> Tensor:
+    """The context (tokens, heads, V) by one call for each sequence."""
+    (q, k, v), (starts_q, starts_k) = tensors, (t.tolist() for t in starts)
+    of_each = [offsets] * (len(starts_q) - 1) if isinstance(offsets, int) else offsets
+    bounds = zip(starts_q, starts_q[1:], starts_k, starts_k[1:], strict=False)
     parts = [q.new_empty(1, q.shape[1], 0, v.shape[-1])]
     for n, (a, b, c, d) in enumerate(bounds):
         mask = None if attn_mask is None else _part(attn_mask, n, b - a, d - c)
@@ -100,17 +113,14 @@ def varlen_attention(
             slopes = alibi_slopes if alibi_slopes.dim() == 1 else alibi_slopes[n]
             places = torch.arange(b - a, device=q.device) + of_each[n]
             mask = with_bias(mask, distance_bias(slopes, places, d - c, q.dtype))
-        parts.append(
-            scaled_dot_product_attention(
-                q[:, :, a:b], k[:, :, c:d], v[:, :, c:d], mask, causal_offset=of_each[n], **told
-            )
-        )
+        q_n, k_n, v_n = q[:, :, a:b], k[:, :, c:d], v[:, :, c:d]
+        parts.append(scaled_dot_product_attention(q_n, k_n, v_n, mask, causal_offset=of_each[n], **told))
     # autocast may have changed the dtype
     parts[0] = parts[0].to(parts[-1].dtype)
     return torch.cat(parts, 2)[0].transpose(0, 1)
 
 
-def _at_once(call: Attention, mapping: Any, starts_q: Tensor, starts_k: Tensor, longest: tuple[int, int]) -> Tensor:
+def _at_once(call: AttentionCall, mapping: Any, starts_q: Tensor, starts_k: Tensor, longest: tuple[int, int]) -> Tensor:
     """The context (tokens, heads, V) of all sequences by one call of the kernel."""
     q, k, v = call.query, call.key, call.value
     starts_q, starts_k = (t.to(q.device, torch.int32) for t in (starts_q, starts_k))
@@ -130,7 +140,7 @@ def _visible_in_each(pattern: Pattern, starts_q: Tensor, starts_k: Tensor, token
     return high - low
 
 
-def nested_attention(call: Attention) -> Tensor:
+def nested_attention(call: AttentionCall) -> Tensor:
     """Attention of nested tensors (batch, heads, tokens of each, channels), the form of torch's own attention."""
     strided = call.query.layout == torch.strided
     q, k, v = _tokens_first(call)
@@ -142,18 +152,18 @@ def nested_attention(call: Attention) -> Tensor:
     return as_strided(found, heads_first=True) if strided else found.transpose(1, 2)
 
 
-def nested_path(call: Attention) -> str:
+def nested_path(call: AttentionCall) -> str:
     """Return how nested tensors are computed: by one call of the kernel, or each sequence by itself."""
     q, k, v = _tokens_first(call)
     told: dict[str, Any] = {"is_causal": call.is_causal, "scale": call.scale, "mapping": call.mapping}
     told |= {"window": call.window, "softcap": call.softcap, "sinks": call.sinks, "enable_gqa": True}
     told |= {"causal_offset": call.causal_offset}
-    whole = Attention(*(t.values().transpose(0, 1)[None] for t in (q, k, v)), **told).decide()
+    whole = AttentionCall(*(t.values().transpose(0, 1)[None] for t in (q, k, v)), **told).decide()
     if whole.route in (Route.SPARSE, Route.FEW_QUERIES):
         return f"{Route.SPARSE.value}, in one call for all sequences"
     # the sequence with the most keys
     at = int(k.offsets().diff().argmax())
-    longest = Attention(*(t[at].transpose(0, 1) for t in (q, k, v)), **told)
+    longest = AttentionCall(*(t[at].transpose(0, 1) for t in (q, k, v)), **told)
     longest.check()
     return f"each sequence by itself; the longest one {longest.decide().sentence()}"
 
@@ -176,7 +186,7 @@ def as_strided(t: Tensor, heads_first: bool = False) -> Tensor:
     return torch.nested.as_nested_tensor(parts, layout=torch.strided)
 
 
-def _tokens_first(call: Attention) -> tuple[Any, Any, Any]:
+def _tokens_first(call: AttentionCall) -> tuple[Any, Any, Any]:
     """Nested tensors (batch, tokens of each, heads, channels) without holes between sequences."""
     query, key, value = call.query, call.key, call.value
     if call.attn_mask is not None or call.dropout_p > 0:

@@ -10,7 +10,7 @@ from torch.autograd import Function
 from polymax.backend.dispatch import plain
 from polymax.backend.function import functional
 from polymax.nn import fused_attention
-from polymax.nn.attention_call import Attention, Route
+from polymax.nn.attention_call import AttentionCall, Route
 from polymax.nn.attention_mapping import NAMED, entmax_alpha
 
 if TYPE_CHECKING:
@@ -79,7 +79,7 @@ def _found(
     query: Tensor, key: Tensor, value: Tensor, mapping: Any, alpha: float, more: tuple[Any, ...]
 ) -> "Plain | None":
     names = "is_causal", "scale", "enable_gqa", "window", "softcap", "causal_offset"
-    call = Attention(query, key, value, mapping=mapping, **dict(zip(names, more, strict=True)))
+    call = AttentionCall(query, key, value, mapping=mapping, **dict(zip(names, more, strict=True)))
     tensors = (query, key, value)
     # queries, keys and values must not be empty, and must reach kernels without a copy
     views = all(t.dim() <= 4 and t.stride(-1) == 1 and t.numel() > 0 for t in tensors)

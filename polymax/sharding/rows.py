@@ -28,7 +28,7 @@ Groups = tuple[Any, ...]
 
 def weights(x: Tensor, alpha: float, groups: Groups) -> Tensor:
     """This process's part of entmax with 1 <= alpha <= 2, for its part x (*batch, n) of the rows."""
-    return _Weights.apply(x, alpha, groups)
+    return _ShardedWeights.apply(x, alpha, groups)
 
 
 def maximum(x: Tensor, y: Tensor, omega: Tensor, groups: Groups) -> Tensor:
@@ -46,7 +46,7 @@ def tops(x: Tensor, groups: Groups) -> Tensor:
     return torch.where(top == -torch.inf, 0, top)
 
 
-class _Weights(Function):
+class _ShardedWeights(Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, alpha: float, groups: Groups) -> Tensor:
         rows = wide(x).reshape(math.prod(x.shape[:-1]), x.shape[-1])

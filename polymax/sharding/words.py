@@ -35,7 +35,7 @@ class Head(NamedTuple):
     groups: Groups
 
 
-class Rows(NamedTuple):
+class LocalRows(NamedTuple):
     """The results of `kernels.linear_loss` for the words of this process; `own` is -inf without a finite logit."""
 
     chosen: Tensor
@@ -110,7 +110,7 @@ class _SmoothedMax(Function):
         value, chosen, mean, top, tau, _, ids, probs, count, extent = found
         # the operator gives 0 to rows that do not count
         own = torch.where(value == -torch.inf, value, torch.where(value.isnan(), value, top))
-        part = Rows(chosen, mean, top, torch.where(target < 0, 0, own), tau, ids, probs, count, value)
+        part = LocalRows(chosen, mean, top, torch.where(target < 0, 0, own), tau, ids, probs, count, value)
         mass = top.new_zeros(()) if spread is None else spread.sum().to(top.dtype)
         solved = _solved(head, hidden, part, mine, mass, target >= 0, alphas is not None)
         ctx.save_for_backward(
@@ -154,7 +154,7 @@ def _none(hidden: Tensor) -> tuple[Tensor, ...]:
 
 
 def _solved(
-    head: Head, hidden: Tensor, part: Rows, mine: Tensor, mass: Tensor, counted: Tensor, sloped: bool
+    head: Head, hidden: Tensor, part: LocalRows, mine: Tensor, mass: Tensor, counted: Tensor, sloped: bool
 ) -> Solved:
     """The rows from what all processes have."""
     a = head.alpha - 1
@@ -175,7 +175,7 @@ def _solved(
 
 
 def _by_exponentials(
-    head: Head, part: Rows, top: Tensor, given: Tensor, mean: Tensor, counted: Tensor, sloped: bool, hidden: Tensor
+    head: Head, part: LocalRows, top: Tensor, given: Tensor, mean: Tensor, counted: Tensor, sloped: bool, hidden: Tensor
 ) -> Solved:
     """Softmax: log-sum-exps of the parts, added up in the same order on all processes."""
     mass = torch.where(counted, torch.exp(part.value + part.top - top), 1)
@@ -193,7 +193,7 @@ def _by_exponentials(
 def _by_lists(
     head: Head,
     hidden: Tensor,
-    part: Rows,
+    part: LocalRows,
     top: Tensor,
     bound: Tensor,
     given: Tensor,
@@ -286,7 +286,7 @@ def listed(
     given = hidden, weight, bias, target, None, number, None, softcap
     value, chosen, mean, top, tau, _, ids, probs, count, _ = linear_loss(*given) if len(weight) else _none(hidden)
     own = torch.where(value == -torch.inf, value, torch.where(value.isnan(), value, top))
-    part = Rows(chosen, mean, top, own, tau, ids, probs, count, value)
+    part = LocalRows(chosen, mean, top, own, tau, ids, probs, count, value)
     solved = _solved(head, hidden, part, nothing, top.new_zeros(()), ~nothing, False)
     probs, places = solved.probs, ids.long() + first
     flat = (count == FLAT).nonzero().squeeze(1)

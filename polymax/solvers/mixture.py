@@ -35,7 +35,7 @@ def mean(
     # `_mixed` is written out: a call costs microseconds, and mean is called for every small problem
     found = solution.found
     mixed = _Lists(found, solution) if isinstance(found, UsedParts) else _Dense(structure, solution)
-    return apply_function(_Mean, mixed, False, *scores) if derived else mixed.mean(scores[0].dtype)
+    return apply_function(_MixtureMean, mixed, False, *scores) if derived else mixed.mean(scores[0].dtype)
 
 
 def weights_and_mean(
@@ -44,7 +44,7 @@ def weights_and_mean(
     """p (*batch, k) in float64, and mu, a tensor for each of the scores; differentiable if `derived`."""
     mixed = _mixed(structure, solution)
     if derived:
-        return apply_function(_Mean, mixed, True, *scores)
+        return apply_function(_MixtureMean, mixed, True, *scores)
     return solution.probs, *mixed.mean(scores[0].dtype)
 
 
@@ -53,7 +53,7 @@ def best_value(structure: Structure, solution: Solution, scores: tuple[Tensor, .
     if not derived:
         return solution.value
     mixed = _mixed(structure, solution)
-    return apply_function(_Value, mixed, *mixed.full(scores))
+    return apply_function(_MixtureValue, mixed, *mixed.full(scores))
 
 
 def response_of(structure: Structure, solution: Solution, moved: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
@@ -197,7 +197,7 @@ class _Dense:
         return sensitivity(self.solution.overlaps, self.solution.probs)
 
 
-class _Mean(Function):
+class _MixtureMean(Function):
     """The mean mu as a function of the scores; if `weighted`, the weights p come before it.
 
     Scores may be shared by instances and parts: backward sums over shared places, which costs less than an expand
@@ -248,7 +248,7 @@ class _Response(Function):
         return None, *apply_function(_Response, ctx.mixed, h, *g)
 
 
-class _Value(Function):
+class _MixtureValue(Function):
     """The value, whose derivative is mu."""
 
     generate_vmap_rule = True
@@ -266,5 +266,5 @@ class _Value(Function):
     def backward(ctx: Any, g: Tensor) -> tuple[Any, ...]:
         scores = ctx.saved_tensors
         again = functional() or torch.is_grad_enabled()
-        mu = apply_function(_Mean, ctx.mixed, False, *scores) if again else ctx.mixed.mean(scores[0].dtype)
+        mu = apply_function(_MixtureMean, ctx.mixed, False, *scores) if again else ctx.mixed.mean(scores[0].dtype)
         return None, *(m * g.to(m.dtype).reshape(*g.shape, *[1] * (m.dim() - g.dim())) for m in mu)

@@ -9,7 +9,7 @@ from tolerances import close, equal
 
 import polymax as pm
 from polymax.nn import fused_attention
-from polymax.nn.attention_call import Attention
+from polymax.nn.attention_call import AttentionCall
 
 transformers = pytest.importorskip("transformers", reason="transformers is not installed")
 integration = pytest.importorskip("polymax.integrations.transformers")
@@ -117,8 +117,8 @@ def test_fused_attention_is_that_of_all_scores(name, mapping, monkeypatch):
     except ValueError as error:
         pytest.skip(f"this version of Transformers: {error}")
     taken = []
-    fused = Attention.fused
-    monkeypatch.setattr(Attention, "fused", lambda self, route: taken.append(self) or fused(self, route))
+    fused = AttentionCall.fused
+    monkeypatch.setattr(AttentionCall, "fused", lambda self, route: taken.append(self) or fused(self, route))
     results = []
     for asked in (False, True):
         taken.clear()

@@ -4,7 +4,7 @@ import numpy as np
 
 from polymax.backend.cpu_arrays import memory
 from polymax.backend.numba_memory import lean_kernel
-from polymax.kernels.active_set.numba_search import Problem
+from polymax.kernels.active_set.numba_search import SearchProblem
 from polymax.kernels.arborescence.numba_tree import best_tree_of_rows
 
 
@@ -15,7 +15,7 @@ def problem(search):
     # the search reads [modifier, head]
     rows = np.ascontiguousarray(memory(scores).swapaxes(1, 2), np.float64).reshape(count, width * width)
     # one row of marks for the loop, one for heads, the rest for the arborescence
-    return Problem(
+    return SearchProblem(
         np.array([width, int(single_root)]),
         np.ascontiguousarray(memory(lengths)).reshape(count, 1),
         rows,

@@ -4,7 +4,7 @@ import numpy as np
 
 from polymax.backend.cpu_arrays import memory
 from polymax.backend.numba_memory import lean_kernel
-from polymax.kernels.active_set.numba_search import Problem
+from polymax.kernels.active_set.numba_search import SearchProblem
 from polymax.kernels.assignment.numba_match import MATCHED, best_match
 
 
@@ -16,7 +16,7 @@ def problem(search):
     # in the grid: scores less mu, five rows for the assignment, duals of rows and of columns, room for a transpose
     both = np.empty((count, 2), np.int64)
     both[:, 0], both[:, 1] = memory(rows), memory(columns)
-    return Problem(
+    return SearchProblem(
         np.array([n, m]),
         both,
         np.ascontiguousarray(memory(scores), np.float64).reshape(count, n * m),

@@ -12,7 +12,7 @@ from numba.extending import intrinsic
 
 from polymax.backend.cpu_arrays import memory
 from polymax.backend.numba_math import inline, kernel
-from polymax.kernels.active_set.numba_search import Problem
+from polymax.kernels.active_set.numba_search import SearchProblem
 from polymax.kernels.local_max.numba_lanes import LANES, fill, lanes, load, mask, select, store
 
 _SHIFT = LANES.bit_length() - 1
@@ -26,7 +26,7 @@ def problem(search):
     blocks = k // LANES + 1
     # transposed, so that the steps into a state lie side by side
     steps = transition.double().transpose(-1, -2)
-    return Problem(
+    return SearchProblem(
         np.array([n, s, transition.shape[1], k, state, int(runs)]),
         memory(lengths.reshape(-1, 1).contiguous()),
         memory(unary.double().reshape(len(unary), n * s)),

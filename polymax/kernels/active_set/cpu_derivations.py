@@ -10,14 +10,14 @@ import numpy as np
 
 from polymax.backend.cpu_arrays import memory
 from polymax.backend.numba_math import inline, kernel
-from polymax.kernels.active_set.numba_search import Problem
+from polymax.kernels.active_set.numba_search import SearchProblem
 
 
 def problem(search):
     """Return the problem of scores of parts (B, parts) and roots (B,) of a graph."""
     (scores, roots), (graph,) = search.tensors, search.options
     nodes, edges = graph.nodes, graph.edges
-    return Problem(
+    return SearchProblem(
         _table(graph),
         memory(roots.reshape(-1, 1).contiguous()),
         memory(scores.double().contiguous()),

@@ -6,7 +6,7 @@ import numpy as np
 
 from polymax.backend.cpu_arrays import memory
 from polymax.backend.numba_memory import lean_kernel
-from polymax.kernels.active_set.numba_search import Problem
+from polymax.kernels.active_set.numba_search import SearchProblem
 
 
 def problem(search):
@@ -16,7 +16,7 @@ def problem(search):
     # transposed, so that the steps into a tag lie side by side
     groups, last = transition.shape[:-2] or (1, 1)
     steps = memory(transition).swapaxes(-1, -2)
-    return Problem(
+    return SearchProblem(
         _table(n, s, last),
         memory(lengths).reshape(count, 1),
         memory(unary).astype(np.float64, "C", copy=False).reshape(count, n * s),

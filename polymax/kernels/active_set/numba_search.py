@@ -25,7 +25,7 @@ from numba import types
 from numba.extending import intrinsic
 
 
-class Problem(NamedTuple):
+class SearchProblem(NamedTuple):
     """The arrays of a batch of problems, and constants of its search.
 
     Arrays are (B, any), or shared by all instances. `memory` is the shapes of grid, line and marks; `work` the cost of

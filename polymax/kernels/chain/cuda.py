@@ -19,7 +19,7 @@ from polymax.kernels.chain import cuda_whole as whole
 from polymax.kernels.chain.cuda_edges import Tangents, edges
 from polymax.kernels.chain.cuda_local import column_max, finite_max, load_matrix, load_states
 from polymax.kernels.chain.cuda_outside import walk_back
-from polymax.kernels.chain.cuda_shapes import Chain, distinct
+from polymax.kernels.chain.cuda_shapes import ChainShapes, distinct
 
 
 def chain_inside(unary: Tensor, transition: Tensor, lengths: Tensor, alpha: float) -> tuple[Tensor, Tensor]:
@@ -28,7 +28,7 @@ def chain_inside(unary: Tensor, transition: Tensor, lengths: Tensor, alpha: floa
         return whole.inside(shape, unary, transition, lengths)
     batch, n, s = unary.shape
     value, chart = unary.new_empty(batch), unary.new_empty(batch, n, 2, s)
-    chain = Chain(unary, with_dims(transition), lengths, alpha)
+    chain = ChainShapes(unary, with_dims(transition), lengths, alpha)
     if s == 0:
         return value.copy_(torch.where(lengths > 0, -torch.inf, 0.0)), chart
     if batch:
@@ -43,7 +43,7 @@ def chain_outside(
     shape = whole.shape_of(unary, transition, alpha)
     if shape is not None and whole.fused(shape):
         return whole.outside(shape, transition, lengths, chart, g)
-    chain = Chain(unary, with_dims(transition), lengths, alpha)
+    chain = ChainShapes(unary, with_dims(transition), lengths, alpha)
     mu = torch.empty_like(unary, memory_format=torch.contiguous_format)
     walk_back(chain, chart, g, mu)
     return mu, edges(chain, chart, mu).view(transition.shape)
@@ -70,7 +70,7 @@ def chain_tangent(
         every = transition.expand(d_transition.shape)
         value, du, dw = chain_tangent(unary, every, lengths, chart, g, d_unary, d_transition, alpha)
         return value, du, dw.sum_to_size(transition.shape)
-    chain = Chain(unary, transition, lengths, alpha)
+    chain = ChainShapes(unary, transition, lengths, alpha)
     value = unary.new_zeros(unary.shape[0])
     dv, means, mu, dmu = (torch.empty_like(unary, memory_format=torch.contiguous_format) for _ in range(4))
     tangents = Tangents(dv, means, dmu, *distinct(d_transition))

@@ -15,7 +15,7 @@ from torch import Tensor
 from polymax.backend.triton_launch import Entry
 from polymax.backend.triton_math import on_device
 from polymax.kernels.chain.cuda_local import load_matrix, load_states, load_tile, weights
-from polymax.kernels.chain.cuda_shapes import Chain
+from polymax.kernels.chain.cuda_shapes import ChainShapes
 from polymax.kernels.local_max.triton_max import slopes
 
 # programs that fill the device
@@ -41,7 +41,7 @@ def without_tangents(mu: Tensor) -> Tangents:
     return Tangents(mu, mu, mu, mu, 0, 0)
 
 
-def edges(chain: Chain, chart: Tensor, mu: Tensor, tangents: Tangents | None = None) -> Tensor:
+def edges(chain: ChainShapes, chart: Tensor, mu: Tensor, tangents: Tangents | None = None) -> Tensor:
     """Return a tensor of the transitions' shape, summed over instances and steps that share a transition."""
     batch, steps, s = chain.transition.shape[:3]
     if chain.n < 2 or not chain.batch or not chain.transition.numel():

@@ -8,7 +8,7 @@ from polymax.backend.triton_launch import Entry
 from polymax.backend.triton_math import on_device
 from polymax.kernels.chain.cuda_edges import Tangents, change_of_weights, load_change, shared_change, without_tangents
 from polymax.kernels.chain.cuda_local import column_max, load_matrix, load_states, load_tile, weights
-from polymax.kernels.chain.cuda_shapes import TILE, Chain
+from polymax.kernels.chain.cuda_shapes import TILE, ChainShapes
 from polymax.kernels.local_max.triton_max import HARD, slopes
 
 # entries of a tangent's tile, which is held with its derivative
@@ -16,7 +16,7 @@ TANGENT_TILE = 4096
 
 
 def walk_back(
-    chain: Chain,
+    chain: ChainShapes,
     chart: Tensor,
     g: Tensor,
     mu: Tensor,

@@ -13,7 +13,7 @@ TILE = 8192
 ENTRIES = 16
 
 
-class Chain:
+class ChainShapes:
     """Transitions without their repetitions, the maximum of each matrix, and the launch options for `alpha`."""
 
     def __init__(self, unary: Tensor, transition: Tensor, lengths: Tensor, alpha: float) -> None:

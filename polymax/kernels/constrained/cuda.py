@@ -11,7 +11,7 @@ import triton.language as tl
 from torch import Tensor
 
 from polymax.backend.triton_math import ceil_power, on_device
-from polymax.kernels.constrained.cuda_lists import Lists, lists_of
+from polymax.kernels.constrained.cuda_lists import RowLists, lists_of
 from polymax.kernels.constrained.cuda_rows import (
     by_row,
     codes,
@@ -77,12 +77,12 @@ def constrained_response(
     return out
 
 
-def _sizes(lists: Lists, count: int) -> tuple[int, ...]:
+def _sizes(lists: RowLists, count: int) -> tuple[int, ...]:
     graphs, rows, _ = lists.rows.shape
     return lists.by.shape[2], rows, lists.by.shape[1], count // graphs
 
 
-def _tiles(lists: Lists) -> dict[str, int]:
+def _tiles(lists: RowLists) -> dict[str, int]:
     _, rows, width = lists.rows.shape
     _, degree, n = lists.by.shape
     shared = lists.shared.shape[1]

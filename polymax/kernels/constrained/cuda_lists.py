@@ -19,7 +19,7 @@ _MATRIX, _SHARED, _PAIRS = 128, 4, 1 << 22
 _KNOWN: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
 
 
-class Lists(NamedTuple):
+class RowLists(NamedTuple):
     """Codes are indices plus 1, negative for a coefficient of -1, and 0 for no entry; int32.
 
     Shapes: rows (G, R, K) variables of rows, K a power of 2; by (G, degree, n) rows of variables; shared (G, S, R, R)
@@ -35,7 +35,7 @@ class Lists(NamedTuple):
         return self.rows, self.by, self.shared
 
 
-def lists_of(columns: Tensor, signs: Tensor, n: int) -> Lists:
+def lists_of(columns: Tensor, signs: Tensor, n: int) -> RowLists:
     # tensors of inference mode have no version counter
     key = n, *((id(t), 0 if t.is_inference() else t._version) for t in (columns, signs))
     known = _KNOWN.get(columns)
@@ -45,13 +45,13 @@ def lists_of(columns: Tensor, signs: Tensor, n: int) -> Lists:
     return known[2]
 
 
-def _lists(columns: Tensor, signs: Tensor, n: int) -> Lists:
+def _lists(columns: Tensor, signs: Tensor, n: int) -> RowLists:
     rows = torch.where(columns < 0, 0, torch.where(signs < 0, -1 - columns, 1 + columns)).int()
     width = max(ceil_power(columns.shape[2]), 16)
     rows = torch.nn.functional.pad(rows, (0, width - rows.shape[2])).contiguous()
     by = _by_variable(columns, signs, n)
     shared = _shared(by, columns.shape[1])
-    return Lists(rows, by.mT.int().contiguous(), shared)
+    return RowLists(rows, by.mT.int().contiguous(), shared)
 
 
 def _by_variable(columns: Tensor, signs: Tensor, n: int) -> Tensor:

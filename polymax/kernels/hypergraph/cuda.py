@@ -52,7 +52,7 @@ def hypergraph_inside(
 ) -> tuple[Tensor, Tensor]:
     value = scores.new_empty(scores.shape[:1])
     shape = chart_shape(scores.shape[0], first.shape[0] - 1, alpha)
-    problem = _Problem(scores, first, tails, part, roots, scores.new_zeros(shape, dtype=torch.float64), alpha)
+    problem = _Launches(scores, first, tails, part, roots, scores.new_zeros(shape, dtype=torch.float64), alpha)
     problem.rise(value, (problem.chart[0],) * 3, tangent=False)
     return value, problem.chart
 
@@ -60,7 +60,7 @@ def hypergraph_inside(
 def hypergraph_outside(
     scores: Tensor, first: Tensor, tails: Tensor, part: Tensor, roots: Tensor, chart: Tensor, g: Tensor, alpha: float
 ) -> Tensor:
-    problem = _Problem(scores, first, tails, part, roots, chart_of(chart, scores.shape[0]), alpha)
+    problem = _Launches(scores, first, tails, part, roots, chart_of(chart, scores.shape[0]), alpha)
     expected = torch.zeros_like(problem.chart[0])
     return problem.outside(expected, g, (expected,) * 4, tangent=False)
 
@@ -76,7 +76,7 @@ def hypergraph_tangent(
     d: Tensor,
     alpha: float,
 ) -> tuple[Tensor, Tensor]:
-    problem = _Problem(scores, first, tails, part, roots, chart_of(chart, scores.shape[0]), alpha)
+    problem = _Launches(scores, first, tails, part, roots, chart_of(chart, scores.shape[0]), alpha)
     dvalue = scores.new_empty(scores.shape[:1])
     d = d.contiguous()
     expected, slopes, means, change = (torch.zeros_like(problem.chart[0]) for _ in range(4))
@@ -90,7 +90,7 @@ def hypergraph_tangent(
 def hypergraph_weights(
     scores: Tensor, first: Tensor, tails: Tensor, part: Tensor, roots: Tensor, chart: Tensor, alpha: float
 ) -> Tensor:
-    problem = _Problem(scores, first, tails, part, roots, chart_of(chart, scores.shape[0]), alpha)
+    problem = _Launches(scores, first, tails, part, roots, chart_of(chart, scores.shape[0]), alpha)
     expected = torch.zeros_like(problem.chart[0])
     problem.fall(expected, scores.new_ones(scores.shape[:1]), (expected,) * 4, tangent=False)
     p = scores.new_empty((scores.shape[0], tails.shape[0]))
@@ -98,7 +98,7 @@ def hypergraph_weights(
     return p
 
 
-class _Problem:
+class _Launches:
     """The first arguments of every kernel, and its launches."""
 
     def __init__(

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from polymax.backend.widen import wide
 from polymax.kernels.linear_loss.linear_mean import add_linear_mean
-from polymax.kernels.linear_loss.problem import Grads, Problem, Saved, backward_of
+from polymax.kernels.linear_loss.problem import Grads, LossProblem, Saved, backward_of
 from polymax.kernels.linear_loss.steps import FlatRows, Steps, pieces
 
 
@@ -43,7 +43,9 @@ def gradients(steps: Steps, *given: Any) -> tuple[Tensor, Tensor, Tensor]:
     return dh, dw, db
 
 
-def _flat_gradients(steps: Steps, problem: Problem, rows: FlatRows, dw: Tensor, db: Tensor, of_hidden: bool) -> Tensor:
+def _flat_gradients(
+    steps: Steps, problem: LossProblem, rows: FlatRows, dw: Tensor, db: Tensor, of_hidden: bool
+) -> Tensor:
     """Fill the gradients of weight and bias, unless they are empty; return the gradient of rows, at least in
     float32.
     """
@@ -80,7 +82,7 @@ def _flat_gradients(steps: Steps, problem: Problem, rows: FlatRows, dw: Tensor, 
     return dh * unit
 
 
-def _entries(grads: Grads, problem: Problem, saved: Saved, longest: int) -> tuple[Tensor, Tensor, Tensor]:
+def _entries(grads: Grads, problem: LossProblem, saved: Saved, longest: int) -> tuple[Tensor, Tensor, Tensor]:
     """Return the words of each row that have a gradient, the target first, the gradients of their logits, and their
     number.
 

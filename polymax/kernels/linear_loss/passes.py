@@ -14,7 +14,7 @@ from torch import Tensor
 from polymax.backend.widen import wide
 from polymax.kernels.linear_loss import FLAT, capacity
 from polymax.kernels.linear_loss.linear_mean import linear_mean
-from polymax.kernels.linear_loss.problem import Problem, problem_of
+from polymax.kernels.linear_loss.problem import LossProblem, problem_of
 from polymax.kernels.linear_loss.reference import capped_logits, value_tau_slope
 from polymax.kernels.linear_loss.steps import Lists, Steps, pieces
 from polymax.kernels.threshold import TSALLIS, threshold
@@ -55,7 +55,7 @@ def value_and_lists(steps: Steps, *given: Any) -> tuple[Tensor, ...]:
     return value, chosen, mean, top, tau, slope, lists.ids, probs, count, extent
 
 
-def _scan_all(steps: Steps, problem: Problem, lists: Lists) -> None:
+def _scan_all(steps: Steps, problem: LossProblem, lists: Lists) -> None:
     hidden, weight, bias, target = problem[:4]
     for rows in pieces(len(hidden), steps.rows):
         part, wanted = lists.part(rows), None if target is None else target[rows]
@@ -70,7 +70,7 @@ def _scan_all(steps: Steps, problem: Problem, lists: Lists) -> None:
                 break
 
 
-def _finished(lists: Lists, count: Tensor, problem: Problem) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def _finished(lists: Lists, count: Tensor, problem: LossProblem) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Return value, tau, slope and the weights of lists."""
     if lists.values.numel() == 0 or not 1 < problem.alpha <= 2:
         nothing = torch.zeros_like(lists.top)
@@ -81,7 +81,7 @@ def _finished(lists: Lists, count: Tensor, problem: Problem) -> tuple[Tensor, Te
     return *value_tau_slope(x, probs, torch.where(count > 0, lists.top, 0), problem.alpha, problem.sloped), probs
 
 
-def _whole_rows(steps: Steps, problem: Problem, at: Tensor) -> list[Tensor]:
+def _whole_rows(steps: Steps, problem: LossProblem, at: Tensor) -> list[Tensor]:
     """Return value, chosen, mean, top, tau and slope of rows `at`, from all of their logits."""
     hidden, weight, bias, target, spread, alpha, _, softcap = problem
     size = max(2 * steps.flat // len(weight), 1)

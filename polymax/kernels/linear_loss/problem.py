@@ -12,7 +12,7 @@ GRADS = "Tensor grad_value, Tensor grad_chosen, Tensor grad_mean"
 SAVED = "Tensor chosen, Tensor top, Tensor tau, Tensor ids, Tensor probs, Tensor count, Tensor extent"
 
 
-class Problem(NamedTuple):
+class LossProblem(NamedTuple):
     """The arguments of the operator; the package's docstring explains them."""
 
     hidden: Tensor
@@ -57,12 +57,12 @@ class Saved(NamedTuple):
     extent: Tensor
 
 
-def problem_of(given: tuple[Any, ...]) -> Problem:
+def problem_of(given: tuple[Any, ...]) -> LossProblem:
     """Return the arguments by name, with alpha as a number."""
-    problem = Problem(*given)
+    problem = LossProblem(*given)
     return problem if problem.alphas is None else problem._replace(alpha=float(problem.alphas))
 
 
-def backward_of(given: tuple[Any, ...]) -> tuple[Grads, Problem, Saved, bool, bool]:
+def backward_of(given: tuple[Any, ...]) -> tuple[Grads, LossProblem, Saved, bool, bool]:
     """Return the arguments of the gradient by name, then True if hidden needs a gradient, and if weight and bias do."""
     return Grads(*given[:3]), problem_of(given[3:11]), Saved(*given[11:18]), given[18], given[19]

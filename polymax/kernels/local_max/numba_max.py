@@ -1,7 +1,7 @@
 """The smoothed maximum for Numba, of a row of float64 numbers or of LANES such rows side by side.
 
 `a` is an array of numbers, or (rows, LANES); its first `count` entries are the arguments. The type of `omega` selects
-the smoothing at compile time: Shannon(), Gini(), Hard(), or the alpha of Tsallis' entropy.
+the smoothing at compile time: Entropic(), Quadratic(), Hard(), or the alpha of Tsallis' entropy.
 """
 
 from collections.abc import Callable
@@ -17,12 +17,12 @@ from polymax.kernels.local_max.numba_lanes import exp, fill, load, log, select, 
 _CLOSE = CLOSE[np.dtype(np.float64)]
 
 
-class Shannon(NamedTuple):
-    """alpha = 1."""
+class Entropic(NamedTuple):
+    """alpha = 1: Shannon's entropy."""
 
 
-class Gini(NamedTuple):
-    """alpha = 2."""
+class Quadratic(NamedTuple):
+    """alpha = 2: Gini's entropy."""
 
 
 class Hard(NamedTuple):
@@ -33,8 +33,8 @@ class Linear(NamedTuple):
     """alpha = 1, by sums of products instead of exponentials and logarithms, as far as the range of numbers allows."""
 
 
-Smoothing = Shannon | Gini | Hard | Linear | float
-_NAMED: dict[float, Smoothing] = {1.0: Shannon(), 2.0: Gini(), np.inf: Hard()}
+Smoothing = Entropic | Quadratic | Hard | Linear | float
+_NAMED: dict[float, Smoothing] = {1.0: Entropic(), 2.0: Quadratic(), np.inf: Hard()}
 _LINEAR, _UNREAD = Linear(), np.zeros(1, np.bool_)
 
 
@@ -63,7 +63,7 @@ def by_smoothing(shannon, gini, tsallis, hard, by_sums=None):
     """Return a function that dispatches on the type of its last argument; `by_sums` is for Shannon's sums of
     products.
     """
-    kinds = {Shannon: shannon, Gini: gini, Hard: hard, Linear: by_sums or shannon}
+    kinds = {Entropic: shannon, Quadratic: gini, Hard: hard, Linear: by_sums or shannon}
 
     def function(*args):
         return kinds.get(type(args[-1]), tsallis)(*args)

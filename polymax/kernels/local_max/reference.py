@@ -71,18 +71,18 @@ class TsallisMax(NamedTuple):
     alpha: float
 
     def max(self, a: Tensor, dim: int = -1) -> Tensor:
-        return _Value.apply(a.movedim(dim, -1), self.alpha)
+        return _RowValue.apply(a.movedim(dim, -1), self.alpha)
 
     def argmax(self, a: Tensor, dim: int = -1) -> Tensor:
-        return _Weights.apply(a.movedim(dim, -1), self.alpha).movedim(-1, dim)
+        return _RowWeights.apply(a.movedim(dim, -1), self.alpha).movedim(-1, dim)
 
     def changes(self, a: Tensor, da: Tensor, dim: int = -1) -> Tensor:
         """Return the derivative of `argmax` along da."""
-        p = _Weights.apply(a.movedim(dim, -1), self.alpha)
+        p = _RowWeights.apply(a.movedim(dim, -1), self.alpha)
         return changes_of(p, da.movedim(dim, -1), self.alpha).movedim(-1, dim)
 
 
-class _Value(Function):
+class _RowValue(Function):
     """The value, whose gradient is the weights."""
 
     generate_vmap_rule = True
@@ -100,17 +100,17 @@ class _Value(Function):
     @staticmethod
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor, None]:
         (a,) = ctx.saved_tensors
-        p = _Weights.apply(a, ctx.alpha)
+        p = _RowWeights.apply(a, ctx.alpha)
         return torch.where(p == 0, 0, p * g.unsqueeze(-1)), None
 
     @staticmethod
     def jvp(ctx: Any, da: Tensor, _: None) -> Tensor:
         (a,) = ctx.saved_tensors
-        p = _Weights.apply(a, ctx.alpha)
+        p = _RowWeights.apply(a, ctx.alpha)
         return torch.where(p == 0, 0, p * da).sum(-1)
 
 
-class _Weights(Function):
+class _RowWeights(Function):
     """The weights, whose derivative is a function of themselves."""
 
     generate_vmap_rule = True

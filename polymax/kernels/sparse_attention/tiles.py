@@ -21,7 +21,7 @@ HEIGHT = 64
 LONGEST = 128
 
 
-class Layout(NamedTuple):
+class PlanSizes(NamedTuple):
     """Sizes of a plan: blocks of queries, tiles of keys, words of bits, and integers for a head."""
 
     blocks: int
@@ -30,11 +30,11 @@ class Layout(NamedTuple):
     size: int
 
 
-def layout(longest_q: int, longest_k: int) -> Layout:
+def layout(longest_q: int, longest_k: int) -> PlanSizes:
     """Return the plan's sizes for a head with so many queries and keys."""
     blocks, tiles = -(-longest_q // HEIGHT), -(-longest_k // WIDTH)
     words = -(-tiles // 32)
-    return Layout(blocks, tiles, words, blocks * (tiles + 4) + (words + 1) * longest_q)
+    return PlanSizes(blocks, tiles, words, blocks * (tiles + 4) + (words + 1) * longest_q)
 
 
 def plan_size(q: Tensor, heads: int, longest_q: int, longest_k: int) -> int:
