@@ -1,4 +1,4 @@
-"""How many functions of ours a call enters: short routes, each check once, counted by sys.setprofile as a guard."""
+"""How many functions and files of ours a call enters: short routes, each check once, counted by sys.setprofile."""
 
 import re
 import sys
@@ -8,6 +8,7 @@ import pytest
 import torch
 
 import polymax as pm
+from polymax.structures.base import tensors
 
 UNARY, TRANSITION = torch.randn(4, 6, 3), torch.randn(3, 3)
 
@@ -15,6 +16,12 @@ UNARY, TRANSITION = torch.randn(4, 6, 3), torch.randn(3, 3)
 ROUTES = {
     "Marginals(Chain).max": (pm.Marginals(pm.Chain()).max, (UNARY, TRANSITION), 16),
     "Marginals(Chain)": (pm.Marginals(pm.Chain()), (UNARY, TRANSITION), 20),
+}
+# the scores, the call, and the most files that it may enter with its gradient
+WALKS = {
+    "sparsemax": ((torch.randn(4, 10),), pm.sparsemax, 8),
+    "Marginals(Chain)": ((UNARY, TRANSITION), pm.Marginals(pm.Chain()), 13),
+    "SparseMap(SpanningTree)": ((torch.randn(8, 6, 6),), pm.SparseMap(pm.SpanningTree()), 18),
 }
 
 
@@ -45,6 +52,15 @@ def test_routes_are_short(name, derived):
     inputs = tuple(x.clone().requires_grad_(derived) for x in scores)
     entered = functions_entered(lambda: op(*inputs))
     assert 0 < len(entered) <= most, f"{name} enters {len(entered)} functions, not at most {most}: {entered}"
+
+
+@pytest.mark.parametrize("name", WALKS)
+def test_walks_are_short(name):
+    scores, op, most = WALKS[name]
+    inputs = tuple(x.clone().requires_grad_() for x in scores)
+    entered = functions_entered(lambda: tensors(op(*inputs))[0].square().sum().backward())
+    files = {place.partition(":")[0] for place in entered}
+    assert 4 < len(files) <= most, f"{name} enters {len(files)} files, not at most {most}: {sorted(files)}"
 
 
 def test_no_room_asks_for_the_class_of_a_set():

@@ -65,34 +65,23 @@ def attention(
         >>> context.shape, weights.shape
         (torch.Size([1, 5, 2, 8]), torch.Size([1, 2, 5, 5]))
     """
-    for name, option in options.items():
-        if option is not None and name not in HONOURED and any(word in name for word in VISIBILITY):
-            raise ValueError(
-                f"{name} must be None: attention by polymax does not know this argument, nor what it hides"
-            )
-    told: dict[str, Any] = {
-        "scale": scaling,
-        "mapping": mapping,
-        "softcap": softcap,
-        "sinks": None if s_aux is None else s_aux.reshape(-1),
-    }
+    _refuse_unknown(options)
+    told: dict[str, Any] = {"scale": scaling, "mapping": mapping, "softcap": softcap}
+    told["sinks"] = None if s_aux is None else s_aux.reshape(-1)
     causal = bool(getattr(module, "is_causal", True) if is_causal is None else is_causal)
     window, drop = window_of(options.get("sliding_window")), dropout if module.training else 0.0
     if cache is not None:
         key, value = paged_keys(cache, module, key, value, options)
     packed = packed_sequences(query, key, causal, window, options)
+    biased = any(t is not None for t in (position_bias, indices, block_indices))
     if cache is not None:
-        if packed is None:
-            raise ValueError("cu_seq_lens_q and cu_seq_lens_k must be given with a cache of pages")
-        if any(t is not None for t in (position_bias, indices, block_indices)):
-            raise ValueError("biases and indices must be None with a cache of pages: sequences differ in length")
         # the mask that a model makes from positions is of new tokens alone, and says less than cu_seq_lens
-        return _over_pages(query, key, value, packed, told), None
+        return _over_pages(query, key, value, packed, biased, told), None
 
     sizes = query.shape[2], key.shape[2]
     mask = attention_mask
     if packed is not None:
-        extra = any(t is not None for t in (position_bias, indices, block_indices)) or torch.compiler.is_compiling()
+        extra = biased or torch.compiler.is_compiling()
         same = mask is None or (not extra and len(query) == 1 and says_the_same(mask, packed, *sizes))
         if same and not extra and not weights_wanted(module, options):
             return _one_by_one(query, key, value, packed, {**told, "dropout_p": drop}), None
@@ -113,17 +102,27 @@ def attention(
     told |= {"enable_gqa": bool(key.shape[1] != query.shape[1]), "is_causal": causal}
     if window is not None and not surely(sizes[1] <= window[0] + 1):
         told |= {"window": window, "causal_offset": sizes[1] - 1 if sizes[0] == 1 else 0}
-    if indices is not None:
-        mask = with_bias(_selection_mask(indices, sizes[1]), mask)
-    if block_indices is not None:
-        mask = with_bias(_block_mask(module, block_indices, query.shape[1], sizes[1]), mask)
-    mask = with_bias(position_bias, mask)
+    mask = with_bias(position_bias, _selected_alone(module, mask, indices, block_indices, query.shape[1], sizes[1]))
     if not weights_wanted(module, options):
-        boxes = getattr(key, BOXES, None)
-        context = scaled_dot_product_attention(query, key, value, mask, drop, key_boxes=boxes, **told)
+        told["key_boxes"] = getattr(key, BOXES, None)
+        context = scaled_dot_product_attention(query, key, value, mask, drop, **told)
         return context.transpose(1, 2).contiguous(), None
-    weights = nn.functional.dropout(attention_weights(query, key, mask, **told), drop)
-    values = repeat_heads(value, query, "value") if told["enable_gqa"] else value
+    return _weighted(attention_weights(query, key, mask, **told), query, value, drop)
+
+
+def _refuse_unknown(options: dict[str, Any]) -> None:
+    """Raise ValueError for an argument that may hide keys and is not honoured."""
+    for name, option in options.items():
+        if option is not None and name not in HONOURED and any(word in name for word in VISIBILITY):
+            raise ValueError(
+                f"{name} must be None: attention by polymax does not know this argument, nor what it hides"
+            )
+
+
+def _weighted(weights: Tensor, query: Tensor, value: Tensor, dropout: float) -> tuple[Tensor, Tensor]:
+    """The context (N, L, heads, V) of these weights after dropout, and the weights."""
+    weights = nn.functional.dropout(weights, dropout)
+    values = value if value.shape[1] == query.shape[1] else repeat_heads(value, query, "value")
     return weighted_sum(weights, values).to(value.dtype).transpose(1, 2).contiguous(), weights
 
 
@@ -160,8 +159,14 @@ def _one_by_one(query: Tensor, key: Tensor, value: Tensor, packed: Sequences, to
     return out.unflatten(0, (len(query), -1))
 
 
-def _over_pages(query: Tensor, key: Tensor, value: Tensor, packed: Sequences, told: dict[str, Any]) -> Tensor:
+def _over_pages(
+    query: Tensor, key: Tensor, value: Tensor, packed: Sequences | None, biased: bool, told: dict[str, Any]
+) -> Tensor:
     """The context of the last tokens of sequences whose keys were read from pages; tokens behind them get zeros."""
+    if packed is None:
+        raise ValueError("cu_seq_lens_q and cu_seq_lens_k must be given with a cache of pages")
+    if biased:
+        raise ValueError("biases and indices must be None with a cache of pages: sequences differ in length")
     starts_q, starts_k = packed.starts_q, packed.starts_k
     queries, keys = int(starts_q[-1]), int(starts_k[-1])
     # the last query of a sequence stands at its last key
@@ -198,9 +203,7 @@ def _routed(
     if not weights_wanted(module, options):
         out = routing(query, key, value, dropout_p=dropout, **given)
         return out.transpose(1, 2).contiguous(), None
-    weights = nn.functional.dropout(routing.weights(query, key, **given), dropout)
-    values = repeat_heads(value, query, "value")
-    return weighted_sum(weights, values).to(value.dtype).transpose(1, 2).contiguous(), weights
+    return _weighted(routing.weights(query, key, **given), query, value, dropout)
 
 
 def _routed_one_by_one(query: Tensor, key: Tensor, value: Tensor, packed: Sequences, told: dict[str, Any]) -> Tensor:
@@ -225,6 +228,22 @@ def _kept(mask: Tensor, keys: int) -> Tensor:
     mask = mask[..., :keys]
     # a float mask writes the lowest number where it means -inf
     return mask if mask.dtype == torch.bool else mask.masked_fill(mask <= torch.finfo(mask.dtype).min, -torch.inf)
+
+
+def _selected_alone(
+    module: nn.Module,
+    mask: Tensor | None,
+    indices: Tensor | None,
+    block_indices: Tensor | None,
+    heads: int,
+    keys: int,
+) -> Tensor | None:
+    """The mask, which also leaves out keys that are not among the selected keys and blocks, where these are given."""
+    if indices is not None:
+        mask = with_bias(_selection_mask(indices, keys), mask)
+    if block_indices is not None:
+        mask = with_bias(_block_mask(module, block_indices, heads, keys), mask)
+    return mask
 
 
 def _selection_mask(indices: Tensor, keys: int) -> Tensor:

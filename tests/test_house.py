@@ -1,0 +1,63 @@
+"""The measure of the house: signatures, names of classes, and how many mechanisms there are of a kind."""
+
+import ast
+from collections import defaultdict
+from functools import cache
+from pathlib import Path
+
+HOME = Path(__file__).parents[1] / "polymax"
+PARAMETERS = 12
+# longer lists of parameters, and the signatures that they follow
+SIGNATURES = {
+    "nn/attention.py:scaled_dot_product_attention": "torch's function, with the options of FlashAttention's",
+    "nn/packed_attention.py:varlen_attention": "flash_attn_varlen_func",
+    "losses/linear.py:linear_entmax_loss": "the fused linear cross-entropy of Liger-Kernel",
+    "integrations/transformers/forward.py:attention": "the attention functions of Transformers",
+}
+FUNCTIONS = ast.FunctionDef, ast.AsyncFunctionDef
+
+
+@cache
+def nodes(kinds):
+    """Pairs of a path below the package and a node of these kinds."""
+    found = []
+    for path in sorted(HOME.rglob("*.py")):
+        place = path.relative_to(HOME).as_posix()
+        found += [(place, node) for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, kinds)]
+    return found
+
+
+def parameters(function):
+    """The names that a caller may give, the instance left out."""
+    a = function.args
+    named = [x.arg for x in (*a.posonlyargs, *a.args, *a.kwonlyargs, a.vararg, a.kwarg) if x is not None]
+    return named[1:] if named[:1] in (["self"], ["cls"]) else named
+
+
+def test_functions_have_few_parameters():
+    functions = [(place, f) for place, f in nodes(FUNCTIONS) if not place.startswith("kernels/")]
+    many = {f"{place}:{f.name}" for place, f in functions if len(parameters(f)) > PARAMETERS}
+    assert many == set(SIGNATURES)
+
+
+def test_no_two_classes_have_a_name():
+    places = defaultdict(list)
+    for place, node in nodes(ast.ClassDef):
+        places[node.name].append(f"{place}:{node.lineno}")
+    assert len(places) > 300
+    assert not {name: found for name, found in places.items() if len(found) > 1}
+
+
+def classes(pattern):
+    return [node for place, node in nodes(ast.ClassDef) if Path(place).match(pattern)]
+
+
+def test_launches_have_few_classes():
+    """Kernels, their arguments and the memory of their results: all launches are made by these."""
+    assert {node.name for node in classes("backend/triton_*.py")} == {"Entry", "Launch", "Bound", "Array", "Arena"}
+
+
+def test_dispatchers_are_two():
+    """An operator, and what does the work of several operators."""
+    kinds = [n for n in classes("backend/*.py") if any(getattr(b, "id", None) == "ByDevice" for b in n.bases)]
+    assert {node.name for node in kinds} == {"Operator", "Shortcut"}
