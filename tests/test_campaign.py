@@ -15,6 +15,7 @@ from tests.campaign.__main__ import campaign, main, operators
 
 # a seed for each family: what is tested here is the campaign
 ROUNDS = {"sparsemax": 0, "fusedmax": 0, "csoftmax": 0, "hard/chain": 0, "marginals/alignment": 0, "gradients": 0}
+ROUNDS |= {"attention": 0, "linear-loss": 0}
 
 
 @pytest.mark.parametrize(("only", "seed"), ROUNDS.items(), ids=list(ROUNDS))
@@ -68,6 +69,7 @@ def test_every_mapping_and_structure_has_trials():
     # a head of words takes states and weights
     assert functions - {"sq_pnorm_max", "linear_entmax"} <= names, "a mapping without trials"
     assert {"hard/chain", "local/chain", "marginals/spanning-tree", "sparse/assignment", "ragged", "large"} <= names
+    assert {"attention", "linear-loss", "hard/alignment", "marginals/gapped"} <= names
 
 
 def test_bounds_are_reached():

@@ -22,9 +22,9 @@ def operators():
     # tables and oracles are plain modules beside the tests
     if str(TESTS) not in sys.path:
         sys.path.insert(0, str(TESTS))
-    from tests.campaign import certificates, mappings, sequences, structures
+    from tests.campaign import certificates, layers, mappings, sequences, structures
 
-    others = {**structures.TRIALS, **certificates.TRIALS, **sequences.TRIALS}
+    others = {**structures.TRIALS, **certificates.TRIALS, **sequences.TRIALS, **layers.TRIALS}
     return {**dict.fromkeys(mappings.MAPPINGS, (mappings.trial, TRIALS)), **{k: (run, 1) for k, run in others.items()}}
 
 
