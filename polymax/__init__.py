@@ -19,6 +19,13 @@ from polymax.edits import needleman_wunsch as needleman_wunsch
 from polymax.edits import smith_waterman as smith_waterman
 from polymax.edits import soft_edit_distance as soft_edit_distance
 
+# elastic distances of series
+from polymax.elastic import edr_distance as edr_distance
+from polymax.elastic import erp_distance as erp_distance
+from polymax.elastic import lcss_distance as lcss_distance
+from polymax.elastic import msm_distance as msm_distance
+from polymax.elastic import twe_distance as twe_distance
+
 # estimators: gradients through discrete choices
 from polymax.estimators import Baseline as Baseline
 from polymax.estimators import Clipped as Clipped
@@ -138,6 +145,7 @@ from polymax.structures import Chain as Chain
 from polymax.structures import Counted as Counted
 from polymax.structures import Dag as Dag
 from polymax.structures import DynamicProgram as DynamicProgram
+from polymax.structures import EditPath as EditPath
 from polymax.structures import Explicit as Explicit
 from polymax.structures import GappedAlignment as GappedAlignment
 from polymax.structures import GrandparentTree as GrandparentTree

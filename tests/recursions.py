@@ -132,6 +132,35 @@ def gapped(local):
     return recursion
 
 
+def edit_path(affine):
+    """The best path to a point that ends with a pair, a deletion or an insertion; scores of steps (n + 1, m + 1, k)."""
+
+    def recursion(maximum, x):
+        n, m = x.shape[-3] - 1, x.shape[-2] - 1
+        v = {(0, 0): torch.zeros_like(x[..., 0, 0, 0])}
+        ends = {}
+        for i in range(n + 1):
+            for j in range(m + 1):
+                for kind, a, b in (("pair", i - 1, j - 1), ("deletion", i - 1, j), ("insertion", i, j - 1)):
+                    if min(a, b) < 0:
+                        continue
+                    k = ("pair", "deletion", "insertion").index(kind)
+                    if kind == "pair" or not affine:
+                        ends[kind, i, j] = v[a, b] + x[..., i, j, k]
+                        continue
+                    opened = [ends[other, a, b] for other in ("pair", "deletion", "insertion") if other != kind
+                              and (other, a, b) in ends] + ([v[0, 0]] if a + b == 0 else [])  # fmt: skip
+                    ways = [w + x[..., i, j, 2 * k - 1] for w in opened]
+                    ways += [ends[kind, a, b] + x[..., i, j, 2 * k]] if (kind, a, b) in ends else []
+                    ends[kind, i, j] = maximum(torch.stack(ways, -1))
+                if i + j:
+                    every = [ends[k, i, j] for k in ("pair", "deletion", "insertion") if (k, i, j) in ends]
+                    v[i, j] = maximum(torch.stack(every, -1))
+        return v[n, m]
+
+    return recursion
+
+
 def transducer(maximum, blank, label):
     n, states = blank.shape[-2:]
     v = {(0, 0): torch.zeros_like(blank[..., 0, 0])}

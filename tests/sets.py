@@ -159,6 +159,10 @@ def cut_gaps(parts, n):
     return tuple(t if t.shape[-2:] == (1, 1) else t[..., :n, :n] for t in parts)
 
 
+def cut_steps(parts, n):
+    return (parts[0][..., : n + 1, : n + 1, :],)
+
+
 def cut_transducer(parts, n):
     blank, label = parts
     return blank[..., :n, : n + 1], label[..., :n, :n]
@@ -312,6 +316,29 @@ TABLE = [
         cut_gaps,
         paired=True,
         nothing=0.0,
+    ),
+    Set(
+        "edit-path",
+        pm.EditPath(),
+        [(1, 1, 3), (1, 4, 3), (3, 2, 3), (3, 4, 3)],
+        lambda s: [s],
+        lambda s: delannoy(s[0] - 1, s[1] - 1),
+        recursions.edit_path(affine=False),
+        cut_steps,
+        paired=True,
+        extra=1,
+        omega=True,
+    ),
+    Set(
+        "edit-path-affine",
+        pm.EditPath("affine"),
+        [(1, 1, 5), (3, 2, 5), (3, 3, 5)],
+        lambda s: [s],
+        lambda s: delannoy(s[0] - 1, s[1] - 1),
+        recursions.edit_path(affine=True),
+        cut_steps,
+        paired=True,
+        extra=1,
     ),
     Set(
         "transducer",

@@ -26,6 +26,7 @@ FLOORS = (
     (
         "bands",
         "edits",
+        "elastic",
         "likelihoods",
         "mappings",
         "matching",

@@ -32,6 +32,8 @@ ARGUMENTS: dict[str, str] = {
     "Alignment.lengths": "a pair of (*batch,) integers: lengths of both series. None: full length",
     "Monotonic.lengths": "a pair of (*batch,) integers: frames and tokens. None: full length",
     "monotonic_alignment_search.lengths": "a pair of (*batch,) integers: frames and tokens. None: full length",
+    "EditPath.lengths": "a pair of (*batch,) integers: lengths of both sequences. None: full length",
+    "EditPath.gap": '"linear" (a score for each step) or "affine" (scores to open and to extend)',
     "GappedAlignment.lengths": "a pair of (*batch,) integers: lengths of both sequences. None: full length",
     "single_root": "True: exactly one token hangs on the root",
     "labelled": "whether the scores have a last dimension of labels",
@@ -168,7 +170,7 @@ RETURNS: dict[str, str] = {
     **_same(
         (
             "Chain SpanningTree ProjectiveTree SpanTree Assignment Alignment CTC SemiMarkov Subset Ranking Monotonic "
-            "GappedAlignment Dag Hypergraph Transducer FactorGraph"
+            "GappedAlignment EditPath Dag Hypergraph Transducer FactorGraph"
         ),
         _SET,
     ),

@@ -10,6 +10,7 @@ from polymax.structures.counter_chain import BudgetChain as BudgetChain
 from polymax.structures.counter_chain import SegmentChain as SegmentChain
 from polymax.structures.ctc import CTC as CTC
 from polymax.structures.dynamic import DynamicProgram as DynamicProgram
+from polymax.structures.edit_path import EditPath as EditPath
 from polymax.structures.gapped import GappedAlignment as GappedAlignment
 from polymax.structures.hypergraph import Dag as Dag
 from polymax.structures.hypergraph import Hypergraph as Hypergraph

@@ -256,6 +256,38 @@ class Sampled(Counted):
         If there are fewer than k, zeros of score -inf follow.
         """
 
+    def optimal(self, *scores: Tensor, limit: int = 1000) -> tuple[Parts, Tensor]:
+        """All structures of the best score, (*batch, k, ...), and how many each instance has, (*batch,) int64.
+
+        Scores are equal if they differ by rounding of float64 alone. At most `limit` structures are listed, and zeros
+        follow in instances that have fewer than k.
+
+        Example:
+            >>> paths, count = pm.Alignment().optimal(torch.zeros(2, 2))
+            >>> paths.shape, count
+            (torch.Size([3, 2, 2]), tensor(3))
+        """
+        if limit < 1:
+            raise ValueError(f"limit must be at least 1; got {limit}")
+        wide = tuple(x.detach().double() for x in self.full(*scores))
+        k = min(4, limit)
+        while True:
+            found, values = self.kbest(wide, k)
+            best = values[..., :1]
+            tied = (values > -torch.inf) & (values >= best - 1e-9 * (1 + best.abs()))
+            if k == limit or not bool(tied[..., -1].any()):
+                break
+            k = min(4 * k, limit)
+        count = tied.sum(-1)
+        width = int(count.max()) if count.numel() else 0
+        dims = count.dim()
+
+        def kept(t: Tensor) -> Tensor:
+            first, used = t.narrow(dims, 0, width), tied[..., :width]
+            return torch.where(used.reshape(*used.shape, *[1] * (t.dim() - dims - 1)), first, 0).to(scores[0].dtype)
+
+        return map_parts(kept, found), count
+
 
 def zeros_of(structure: Structure, event_shape: tuple[int, ...]) -> Tensor:
     """Zeros (*batch, *event_shape) in float64, on the device of the structure's lengths."""

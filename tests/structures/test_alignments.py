@@ -292,6 +292,56 @@ def test_gapped_alignment_is_biopython_s(mode, opened, extended):
             assert tuple(tuple(p) for p in path if p[0] >= 0) in best, "the path is one of Biopython's"
 
 
+def test_all_optimal_alignments_are_biopython_s():
+    align = pytest.importorskip("Bio.Align")
+    peer = align.PairwiseAligner(match_score=2.0, mismatch_score=-1.0, open_gap_score=-1.0, extend_gap_score=-1.0)
+    letters = random.Random(1)
+    gapped = pm.GappedAlignment("global", "linear")
+    for n, m in ((5, 7), (8, 6), (7, 7)):
+        first, second = ("".join(letters.choices("ACGT", k=k)) for k in (n, m))
+        best = {pairs_of(found) for found in peer.align(first, second)}
+        found, count = gapped.optimal(matched(first, second), -1.0)
+        ours = {tuple(map(tuple, y.nonzero().tolist())) for y in found.pairs}
+        assert ours == best
+        assert len(ours) == count
+
+
+@pytest.mark.parametrize("free", [False, True], ids=["", "free ends"])
+def test_scores_of_insertions_deletions_and_ends_are_biopython_s(free):
+    align = pytest.importorskip("Bio.Align")
+    peer = align.PairwiseAligner(match_score=2.0, mismatch_score=-1.0)
+    # a gap in Biopython's query deletes a row
+    peer.open_internal_deletion_score, peer.extend_internal_deletion_score = -2.0, -0.5
+    peer.open_internal_insertion_score, peer.extend_internal_insertion_score = -3.0, -0.25
+    inner, ends = (-2.0, -0.5, -3.0, -0.25), (0.0, 0.0, 0.0, 0.0) if free else (-1.0, -0.125, -1.5, -0.5)
+    peer.open_end_deletion_score, peer.extend_end_deletion_score = ends[:2]
+    peer.open_end_insertion_score, peer.extend_end_insertion_score = ends[2:]
+    edits, letters = pm.EditPath("affine"), random.Random(2)
+    for n, m in ((1, 1), (4, 9), (12, 7), (9, 9), (3, 14)):
+        first, second = ("".join(letters.choices("ACGT", k=k)) for k in (n, m))
+        scores = edits.steps(matched(first, second), *inner, ends=ends)
+        close(edits.best_score(scores), peer.score(first, second), "the score is Biopython's")
+        linear = pm.EditPath().steps(matched(first, second), -2.0, -3.0)
+        same = pm.EditPath("affine").steps(matched(first, second), -2.0, -2.0, -3.0, -3.0)
+        close(pm.EditPath().best_score(linear), edits.best_score(same), "one score for all of a gap is linear")
+
+
+def test_steps_of_edit_paths_are_checked():
+    pairs, edits = torch.zeros(2, 3), pm.EditPath()
+    with pytest.raises(TypeError, match="gap scores of linear gaps are deletion, insertion; got 1"):
+        edits.steps(pairs, -1.0)
+    with pytest.raises(TypeError, match="ends of linear gaps"):
+        edits.steps(pairs, -1.0, -1.0, ends=(0.0,))
+    with pytest.raises(ValueError, match=r"deletion must broadcast to \(3, 4\); got \(2, 3\)"):
+        edits.steps(pairs, torch.zeros(2, 3), -1.0)
+    with pytest.raises(ValueError, match=r"scores must be \(\*batch, n \+ 1, m \+ 1, 3\); got \(2, 3\)"):
+        edits.map(pairs)
+    with pytest.raises(ValueError, match="gap must be one of"):
+        pm.EditPath("free")
+    each = edits.steps(pairs, torch.arange(3.0)[:, None], torch.arange(4.0))
+    assert each[2, 1].tolist() == [0.0, 2.0, 1.0], "a score for each row, and for each column"
+
+
 def pairs_of(alignment):
     """The pairs of one of Biopython's alignments."""
     blocks = zip(*alignment.aligned, strict=True)

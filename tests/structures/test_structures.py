@@ -360,3 +360,33 @@ def test_what_is_too_large_to_count():
     assert pm.SpanTree().log_count((4, 4, 4)).shape == ()
     with pytest.raises(TypeError, match="Rook does not count its structures"):
         Rook().log_count((2, 2))
+
+
+@every([row for row in TABLE if row.able("sample")])
+def test_all_optimal_structures(row):
+    """Integer scores, of which many tie: the list has each best structure once."""
+    scores = [x.round() for x in row.scores(batch=(3,))]
+    found, counts = row.structure.optimal(*scores)
+    vertices, totals = row.enumerated(scores)
+    flat = torch.cat([v.flatten(1) for v in vertices], 1)
+    listed = [t.flatten(2) for t in tensors(found)]
+    for b in range(3):
+        expected = {tuple(y.tolist()) for y in flat[totals[:, b] == totals[:, b].amax()]}
+        ours = [tuple(torch.cat([t[b, k] for t in listed]).tolist()) for k in range(listed[0].shape[1])]
+        assert len(expected) == counts[b]
+        assert set(ours[: counts[b]]) == expected
+        assert not any(map(any, ours[counts[b] :])), "zeros follow"
+    few, count = row.structure.optimal(*scores, limit=1)
+    assert tensors(few)[0].shape[1] == 1
+    assert (count == 1).all()
+
+
+def test_optimal_structures_of_no_instances():
+    paths, count = pm.Alignment().optimal(torch.zeros(0, 2, 2))
+    assert paths.shape == (0, 0, 2, 2)
+    assert count.shape == (0,)
+    paths, count = pm.Alignment().optimal(torch.full((2, 2), -torch.inf))
+    assert paths.shape == (0, 2, 2)
+    assert count == 0
+    with pytest.raises(ValueError, match="limit must be at least 1"):
+        pm.Alignment().optimal(torch.zeros(2, 2), limit=0)
