@@ -7,6 +7,7 @@ from pathlib import Path
 
 HOME = Path(__file__).parents[1] / "polymax"
 PARAMETERS = 12
+LINES = 80
 # longer lists of parameters, and the signatures that they follow
 SIGNATURES = {
     "nn/attention.py:scaled_dot_product_attention": "torch's function, with the options of FlashAttention's",
@@ -38,6 +39,24 @@ def test_functions_have_few_parameters():
     functions = [(place, f) for place, f in nodes(FUNCTIONS) if not place.startswith("kernels/")]
     many = {f"{place}:{f.name}" for place, f in functions if len(parameters(f)) > PARAMETERS}
     assert many == set(SIGNATURES)
+
+
+def test_functions_are_short():
+    """Lines of a function outside kernels, its docstring left out."""
+    functions = [(place, f) for place, f in nodes(FUNCTIONS) if not place.startswith("kernels/")]
+    lengths = {}
+    for place, f in functions:
+        text = f.body[0] if ast.get_docstring(f, clean=False) is not None else None
+        told = text.end_lineno - text.lineno + 1 if text else 0
+        lengths[f"{place}:{f.name}:{f.lineno}"] = f.end_lineno - f.lineno + 1 - told
+    assert len(lengths) > 1500
+    assert not {name: length for name, length in lengths.items() if length > LINES}
+
+
+def test_overviews_are_short():
+    docs = HOME.parent / "docs"
+    assert len((docs / "design.md").read_text().splitlines()) <= 200
+    assert len((HOME.parent / "CHANGELOG.md").read_text().splitlines()) <= 120
 
 
 def test_no_two_classes_have_a_name():

@@ -17,7 +17,8 @@ from torch.autograd import gradcheck, gradgradcheck
 
 import polymax as pm
 from polymax import nn
-from polymax.kernels.sparse_attention import reference
+from polymax.kernels.sparse_attention import reference, tiles
+from polymax.kernels.sparse_attention.options import Options
 from polymax.nn import attention_call, fused_attention, plain_attention
 
 GPU = torch.cuda.is_available()
@@ -615,6 +616,24 @@ def test_operators_pass_opcheck():
     _, mean, tau, _, plan, lists = torch.ops.polymax.sparse_attention(q, k, v, *options)
     inputs = (grad, q, k, v, mean, tau, plan, lists, False, *options)
     torch.library.opcheck(torch.ops.polymax.sparse_attention_backward.default, inputs)
+
+
+def test_declared_plans_have_room_for_all_sequences():
+    """What a traced call of packed sequences on a GPU allocates: a plan for each sequence and head."""
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    _, _, _, _, options = arguments("causal", torch.float32)
+    with FakeTensorMode():
+        q = torch.empty(1, 2, 300, 4, device="cuda")
+        starts = torch.empty(4, dtype=torch.int32, device="cuda")
+        packed = Options(*options)._replace(starts_q=starts, starts_k=starts, longest_q=130, longest_k=200)
+        *_, plan, lists = torch.ops.polymax.sparse_attention(q, q, q, *packed)
+        *_, dense, _ = torch.ops.polymax.sparse_attention(q, q, q, *packed._replace(starts_q=None, starts_k=None))
+    size = tiles.layout(130, 200).size
+    # three sequences, two heads
+    assert plan.shape == (6 * size,)
+    assert dense.shape == (2 * size,)
+    assert lists.shape == (600 * tiles.LONGEST,)
 
 
 def test_autocast_computes_in_its_dtype(monkeypatch):

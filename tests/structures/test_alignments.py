@@ -234,6 +234,14 @@ def torchaudio_functional():
     return pytest.importorskip("torchaudio", exc_type=Exception).functional
 
 
+def test_tokens_are_merged_of_one_utterance():
+    labels, scores = torch.tensor([1, 1, 0]), torch.tensor([0.5, 1.0, 0.5])
+    assert len(pm.merge_tokens(labels, scores)) == 1
+    for wrong in ((labels[None], scores[None]), (labels, scores[:2]), (labels[None], scores)):
+        with pytest.raises(ValueError, match=r"labels and scores must be \(frames,\), of one utterance"):
+            pm.merge_tokens(*wrong)
+
+
 def test_forced_align_is_torchaudio_s():
     audio = torchaudio_functional()
     log_probs = torch.randn(3, 30, 8).log_softmax(-1)
