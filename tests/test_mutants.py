@@ -47,6 +47,7 @@ def f(x: int = y, *, z: "list[1]" = w) -> Literal[1]:
     """Text > 2."""
     assert x < 1, f"{x + 1}"
     raise ValueError(f"{x < 1}" + "b")
+    zip(x, strict=True)
 def __repr__(self):
     return 1
 '''

@@ -100,6 +100,9 @@ def _silent(node: ast.AST) -> bool:
         return True
     if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
         return True
+    # a check of lengths that are equal anyway
+    if isinstance(node, ast.keyword) and node.arg == "strict":
+        return True
     named = getattr(node, "name", None) in ("__repr__", "__str__", "extra_repr", "__dir__")
     return named or isinstance(node, ast.Raise | ast.Assert | ast.JoinedStr | ast.Import | ast.ImportFrom)
 

@@ -88,6 +88,9 @@ def terms(home: Path, path: Path, line: int) -> dict[str, float]:
         level = {user for one in level for user in _importers(home)[one] if len(user.parts) > 2 or depth}
         level -= {Path(name, "__init__.py") for name in PACKAGES} | seen
         seen |= level
+    for device in ("cpu", "cuda"):
+        if path.parent.parent.name == "kernels" and path.name.startswith(device):
+            weights[device] = 4.0
     return weights
 
 

@@ -133,3 +133,15 @@ def test_derivatives_in_forward_mode():
     for argument in (0, 1):
         forward = torch.func.jacfwd(mapped, argument)(x, strength)
         torch.testing.assert_close(forward, torch.func.jacrev(mapped, argument)(x, strength))
+
+
+def test_entries_are_listed_by_groups():
+    """What kernels are given: entries by group, where groups begin, those in no group, and the largest group."""
+    from polymax.regularizers.grouped import _order
+
+    entries, first, alone, largest = _order(((4, 1, 2), (0,)), 6, torch.device("cpu"))
+    assert entries.tolist() == [4, 1, 2, 0, 3, 5]
+    assert first.tolist() == [0, 3, 4, 5, 6]
+    assert (alone, largest) == (2, 3)
+    entries, first, alone, largest = _order((), 0, torch.device("cpu"))
+    assert (entries.tolist(), first.tolist(), alone, largest) == ([], [0], 0, 0)
