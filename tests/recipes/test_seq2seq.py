@@ -60,6 +60,28 @@ def test_weights_are_on_the_words_and_bounded(name):
     assert (used.max() <= 0.6 + 1e-5) == (name in BOUNDED)
 
 
+def test_words_that_are_right_are_counted_in_training_and_evaluation():
+    """Accuracy is that of the best words, one by one; sparse losses count in evaluation alone."""
+    for output in ("cross-entropy", "entmax"):
+        made = model(replace(TINY, loss=output))
+        with torch.no_grad():
+            # always x, which five of fourteen words are
+            made.words.bias[4] += 9
+        batch = Pairs(PAIRS, SOURCE, TARGET)[torch.arange(4)]
+        outputs, _ = made(batch)
+        gold = batch.target[:, 1:]
+        right = int(((made.log_probs(outputs).argmax(-1) == gold) & (gold != PAD)).sum())
+        words = int((gold != PAD).sum())
+        assert (right, words) == (5, 14)
+        assert [int(t) for t in made.loss(batch)["word_accuracy"]] == [right, words]
+        # the options drop nothing out
+        training = made.train().loss(batch)
+        if output == "cross-entropy":
+            assert [int(t) for t in training["word_accuracy"]] == [right, words]
+        else:
+            assert "word_accuracy" not in training
+
+
 OTHER = {
     "entmax": {"alpha": 2.0},
     "fusedmax": {"strength": 0.0},
