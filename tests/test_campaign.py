@@ -15,7 +15,7 @@ from tests.campaign.__main__ import campaign, main, operators
 
 # a seed for each family: what is tested here is the campaign
 ROUNDS = {"sparsemax": 0, "fusedmax": 0, "csoftmax": 0, "hard/chain": 0, "marginals/alignment": 0, "gradients": 0}
-ROUNDS |= {"attention": 0, "linear-loss": 0}
+ROUNDS |= {"attention": 0, "linear-loss": 0, "local/transducer": 1795071537}
 
 
 @pytest.mark.parametrize(("only", "seed"), ROUNDS.items(), ids=list(ROUNDS))

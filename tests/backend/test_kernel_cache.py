@@ -1,6 +1,7 @@
 """Compiled kernels are kept where that is possible, and run where it is not."""
 
 import importlib.util
+import inspect
 import os
 import subprocess
 import sys
@@ -16,7 +17,7 @@ from numba.core.caching import _CacheLocator
 from numba.core.compiler import Compiler
 
 import polymax
-from polymax.backend import numba_cache
+from polymax.backend import numba_cache, numba_compile
 from polymax.backend.numba_compile import KNOWN, compilers
 
 SOURCE = """
@@ -117,6 +118,24 @@ def test_kernels_know_the_files_they_are_compiled_from(tmp_path, monkeypatch):
     shared.write_text("import numba\nhalf = 0.5\n")
     numba_cache.source_stamp.cache_clear()
     assert numba_cache.source_stamp(str(kernel)) != before, "a change of what a kernel calls is a change of the kernel"
+
+
+def test_kernels_know_their_compiler(tmp_path, monkeypatch):
+    """Code that another compiler has made is stale: the file of the compiler is a part of the stamp."""
+    kernel, compiler = tmp_path / "cpu.py", tmp_path / "numba_parts.py"
+    kernel.write_text("import numba\n")
+    monkeypatch.setattr(numba_cache, "_PACKAGE", tmp_path)
+    monkeypatch.setattr(numba_cache, "__file__", str(tmp_path / "numba_cache.py"))
+    stamps = set()
+    for text in ("import numba\n", "import numba\nfast = True\n"):
+        compiler.write_text(text)
+        numba_cache.source_stamp.cache_clear()
+        stamps.add(numba_cache.source_stamp(str(kernel)))
+    numba_cache.source_stamp.cache_clear()
+    assert len(stamps) == 2
+    known = Path(numba_compile.__file__).with_name("numba_parts.py")
+    assert known.exists(), "the compiler is where the stamp looks for it"
+    assert inspect.getsourcefile(numba_compile.KernelCompiler) in (str(known), inspect.getsourcefile(Compiler))
 
 
 def test_temporary_directory(module, tmp_path, monkeypatch, unwarned):

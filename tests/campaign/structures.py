@@ -15,6 +15,8 @@ from tests.campaign import hostile
 from tests.campaign.hostile import Draw
 
 ROWS = sets.TABLE
+# their second scores, of transitions, may be one matrix for all steps or one for each
+STEPS = (pm.Chain, pm.SemiMarkov, pm.BudgetChain, pm.SegmentChain)
 SOLVERS = {
     "active-set": pm.ActiveSet(),
     "frank-wolfe": pm.FrankWolfe(),
@@ -103,7 +105,7 @@ def problem(draw: Draw, row: sets.Set, wild: bool = True, nan: bool = True) -> P
         x = x.clamp(-limit, limit)
         if draw.chance(0.3) and row.indicators:
             x = x.masked_fill(hostile.forbidden(draw, *x.shape), -torch.inf)
-        if len(event) == 2 and event != shape and not one:
+        if isinstance(row.structure, STEPS) and len(event) == 2 and event != shape and not one:
             # transitions of each instance are those of each step
             event = (max(shape[0] - 1, 0), *event)
             x = x.unsqueeze(1).expand(-1, event[0], -1).reshape(lead, math.prod(event))

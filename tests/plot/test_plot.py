@@ -8,6 +8,7 @@ import pytest
 import torch
 from matplotlib.axes import Axes
 from matplotlib.colors import to_rgba
+from matplotlib.tri import TriContourSet
 
 import polymax as pm
 from polymax import plot
@@ -152,6 +153,14 @@ def test_simplex_dots_are_grouped_by_support():
     ax = plot.simplex(pm.Gini(), [[5.0, 0, 0], [0, 5.0, 0], [1.0, 1.0, -9], [0, 0, 0]])
     dots = [len(c.get_offsets()) for c in ax.collections if c.get_zorder() > 2]
     assert dots == [2, 1, 1]
+
+
+def test_values_of_omega_are_shaded_from_mid_grey_to_white():
+    """The lowest value is in the middle of the greys: Omega of Gini is -1/3 at the center, and 0 at vertices."""
+    ax = plot.simplex(pm.Gini(), [[5.0, 0, 0]])
+    (shading,) = (c for c in ax.collections if isinstance(c, TriContourSet))
+    assert shading.norm.vmin == pytest.approx(-2 / 3)
+    assert shading.norm.vmax >= 0
 
 
 def test_the_default_scores_fill_a_disc():

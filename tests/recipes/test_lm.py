@@ -69,6 +69,22 @@ def test_every_attention_learns(attention):
         assert made.alphas() is None
 
 
+def test_right_tokens_are_counted_in_training_and_evaluation():
+    """The tokens that are next have the largest score, one by one."""
+    made = model(sharp=4.0)
+    batch = Windows([Document(TEXT, 24)], Bytes())[torch.arange(8)]
+    with torch.no_grad():
+        # always a space, as which some tokens go on
+        made.embedding.weight.zero_()
+        made.embedding.weight[batch.targets[batch.targets != NOTHING].mode().values] = 1.0
+        best = made(batch.inputs).argmax(-1)
+    right = int(((best == batch.targets) & (batch.targets != NOTHING)).sum())
+    count = int((batch.targets != NOTHING).sum())
+    assert 0 < right < count
+    for mode in (made.eval(), made.train()):
+        assert [int(t) for t in mode.loss(batch)["accuracy"]] == [right, count]
+
+
 @pytest.mark.parametrize("loss", ["entmax", "sparsemax"])
 def test_sparse_losses_learn_and_rule_tokens_out(loss):
     options = replace(TINY, loss=loss)
