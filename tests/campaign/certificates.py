@@ -70,7 +70,7 @@ def ragged(draw: Draw) -> tuple[int, list[str]]:
     count = draw.choice([1, 3, 6])
     scores = _scores(draw, row, shape, (count,), kind)
     longest = row.size(shape)
-    least = 0 if row.able("local") else 1
+    least = max(row.least, 0 if row.able("local") else 1)
     lengths = draw.integers(least, longest + 1, count)
     op = draw.choice(_operators(row))
     draw.note(f"{row.name} {_name(op)} {str(kind)[6:]} {shape} lengths {lengths.tolist()}")

@@ -13,7 +13,7 @@ from torch.testing import assert_close
 
 import polymax as pm
 import polymax_recipes as recipes
-from polymax_recipes.explore import AttentionFile, save_attention
+from polymax_recipes.explore import AttentionFile, mappings, save_attention, structures
 from polymax_recipes.explore.mappings import MAPPINGS
 from polymax_recipes.explore.picture import DRAWING, drawing_module, page_file
 from polymax_recipes.explore.scores import OTHER, SENTENCE, TAGS, initial_scores
@@ -105,6 +105,42 @@ def test_wrong_structures_are_refused():
     with pytest.raises(ValueError, match="temperatures must be positive"):
         pm.explore.structure(pm.SpanTree(), torch.zeros(2, 2), temperatures=[0.0])
     assert set(KINDS) == {type(make()) for make in SETS.values()}
+
+
+# the largest that is taken, and what is one larger; names of the modules of the page
+LIMITS = {
+    "chain": (pm.Chain(), (40, 12), [(41, 12), (40, 13)]),
+    "alignment": (pm.Alignment(), (40, 40), [(41, 40), (40, 41)]),
+    "spans": (pm.SpanTree(), (40, 40), [(41, 41)]),
+    "tree": (pm.SpanningTree(), (41, 41), [(42, 42)]),
+}
+
+
+@pytest.mark.parametrize("name", LIMITS)
+def test_structures_may_be_as_large_as_is_said(name):
+    structure, largest, larger = LIMITS[name]
+
+    def scores(shape):
+        more = [torch.zeros(shape[1], shape[1])] if name == "chain" else []
+        return [torch.zeros(shape), *more]
+
+    assert structures.checked_scores(structure, scores(largest))[0].shape == largest
+    for shape in larger:
+        with pytest.raises(ValueError, match=re.escape(f"scores must be at most {largest}")):
+            structures.checked_scores(structure, scores(shape))
+
+
+def test_other_inputs_of_the_page_may_be_as_large_as_is_said():
+    assert len(mappings.checked_scores([0.0] * 64)) == 64
+    with pytest.raises(ValueError, match="from 1 to 64"):
+        mappings.checked_scores([0.0] * 65)
+    assert len(initial_scores("Alignment", ["a"] * 40, ["b"] * 40)[0]) == 40
+    for rows, columns in ((41, 40), (40, 41)):
+        with pytest.raises(ValueError, match="1 to 40 rows, and at most 40 columns"):
+            initial_scores("Alignment", ["a"] * rows, ["b"] * columns)
+    assert pm.explore.attention(torch.ones(2, 400)).data
+    with pytest.raises(ValueError, match="from 1 to 400"):
+        pm.explore.attention(torch.ones(2, 401))
 
 
 def test_attention_of_models_is_kept_as_it_is(tmp_path):

@@ -285,8 +285,10 @@ def test_the_work_of_an_input_is_known():
     assert words_of("seq2seq", "a" * 8_000) == 1_000
     with pytest.raises(Refused, match=re.escape("inputs[3] may have 10 words for tag; got 11")):
         share_of("tag", ["a"] * 11, 3, words=10)
+    assert share_of("tag", ["a"] * 10, 3, words=10).size == 1
     with pytest.raises(Refused, match=r"too much work for one request; send fewer at once: 16 of 200 words"):
         shares_of("parse", [["a"] * 200] * 17, LIMITS)
+    assert len(shares_of("parse", [["a"] * 200] * 16, LIMITS)) == 16
     assert len(shares_of("parse", [["a"] * 100] * 100, LIMITS)) == 100
 
 

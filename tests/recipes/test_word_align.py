@@ -1,6 +1,7 @@
 """Word alignment: softmax is a likelihood, padding changes nothing, links are found without any being shown."""
 
 import gzip
+import itertools
 import json
 import random
 
@@ -9,6 +10,7 @@ import torch
 from torch.testing import assert_close as close
 from typer.testing import CliRunner
 
+import polymax as pm
 import polymax_recipes as recipes
 from polymax_recipes import cli
 from polymax_recipes.readers.alignments import WordAlignment
@@ -53,13 +55,40 @@ def test_a_batch_is_its_pairs(attention):
             assert both[row, n:].abs().sum() == both[row, :, m:].abs().sum() == 0
 
 
+def alignments(attention, m, n):
+    """All alignments of m words as indicators (k, m, n + 1): the word that explains each, or nothing in column 0."""
+    if attention == "marginal-alignment":
+        return torch.nn.functional.pad(pm.Alignment().vertices((m, n)), (1, 0)).double()
+    chosen = list(itertools.product(range(n + 1), repeat=m))
+    if attention == "sparsemap-assignment":
+        chosen = [c for c in chosen if len({k for k in c if k}) == sum(k > 0 for k in c)]
+    return torch.nn.functional.one_hot(torch.tensor(chosen), n + 1).double()
+
+
 @pytest.mark.parametrize("attention", EXPLANATIONS)
-def test_the_slope_of_the_loss_is_the_alignment(attention):
-    made, batch = model(attention), Pairs(PAIRS, KNOWN)[torch.arange(3)]
-    forth, _ = made(batch)
-    words = forth.words.detach().requires_grad_()
-    (slope,) = torch.autograd.grad(EXPLANATIONS[attention].max(forth._replace(words=words)).sum(), words)
-    close(slope, EXPLANATIONS[attention].argmax(forth).detach())
+def test_losses_and_weights_are_those_of_all_alignments(attention):
+    made = model(attention).double()
+    for row in range(3):
+        batch = Pairs(PAIRS, KNOWN)[torch.tensor([row])]
+        total = torch.zeros((), dtype=torch.float64)
+        for scores in made(batch):
+            m, n = int(scores.made[0]), int(scores.given[0])
+            x = torch.cat([scores.nothing[0, :m, None], scores.words[0, :m, :n]], 1).detach()
+            found = made.explanation.argmax(scores)[0, :m, :n].detach()
+            total = total + value_of(attention, x, alignments(attention, m, n), found)
+        close(-made.loss(batch)["loss"][0].detach(), total)
+
+
+def value_of(attention, x, y, found):
+    """The value of scores (m, n + 1), after a look at the weights found: the mean of all, or the best of their hull."""
+    totals = (y * x).sum((1, 2))
+    if attention in ("softmax", "marginal-alignment"):
+        close(found, torch.einsum("k,kmn->mn", totals.softmax(0), y)[:, 1:])
+        return totals.logsumexp(0)
+    mu = torch.cat([1 - found.sum(1, keepdim=True), found], 1)
+    # no alignment is better along the slope of the objective
+    assert (y * (x - mu)).sum((1, 2)).max() <= (mu * (x - mu)).sum() + 1e-6
+    return (x * mu).sum() - mu.square().sum() / 2 + (len(x) / 2 if attention == "sparsemax" else 0)
 
 
 def test_softmax_is_the_likelihood_of_a_mixture():

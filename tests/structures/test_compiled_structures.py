@@ -82,6 +82,16 @@ def test_nan_and_dead_instances():
             u = unary.clone().requires_grad_()
             value, mu = call(u, transition)
             results.append((value.detach(), mu.detach(), *torch.autograd.grad(weighed(mu), u)))
+            (slope,) = results[-1][2:]
+            # the first instance is NaN, the second has no structure, the third is as it is alone
+            assert value[0].isnan()
+            assert mu[0].isnan().any()
+            assert value[1] == -torch.inf
+            assert not mu[1].any()
+            assert not slope[1].any()
+            alone = unary[2:].clone().requires_grad_()
+            expected = pm.SparseMap(pm.Chain())(alone, transition).unary
+            equal(mu[2:].detach(), expected.detach(), "others are what they are alone")
         for a, b in zip(*results, strict=True):
             equal(a, b, "compiled is eager")
 
