@@ -169,6 +169,8 @@ from polymax.structures import soft_rank as soft_rank
 from polymax.structures import soft_sort as soft_sort
 from polymax.transduction import additive_rnnt_loss as additive_rnnt_loss
 from polymax.transduction import rnnt_loss as rnnt_loss
+from polymax.transduction_durations import tdt_loss as tdt_loss
+from polymax.transduction_joint import joint_rnnt_loss as joint_rnnt_loss
 
 # words of a large vocabulary
 from polymax.vocabulary import WordDistribution as WordDistribution

@@ -8,19 +8,15 @@ from torch import Tensor
 from torch.autograd import Function
 
 from polymax import _check
-from polymax.backend.function import apply_function, mapped_over, recording
+from polymax.backend.function import apply_function
 from polymax.backend.widen import wide
+from polymax.kernels.additive_classes import additive_classes, additive_classes_backward
 from polymax.kernels.two_classes import two_classes, two_classes_backward
 from polymax.smoothing import Marginals
 from polymax.structures import Transducer
 from polymax.structures.base import checked_lengths
-from polymax.structures.ctc import at_labels
 
 Lengths = Tensor | Sequence[int]
-# sums of products below this may have lost terms to underflow, and are added up in the logarithm
-SMALL = 1e-25
-# entries (cell, class) of such sums that are in memory at a time
-TOGETHER = 1 << 22
 
 
 def rnnt_loss(
@@ -51,23 +47,25 @@ def rnnt_loss(
 
     See: Graves 2012, Sequence transduction with recurrent neural networks.
     """
-    _check_reduction(reduction)
+    check_reduction(reduction)
     _check.floating(logits, "logits")
     if logits.dim() == 2:
         sizes = _packed_sizes(logits, targets, logit_lengths, target_lengths, blank)
     elif logits.dim() == 4 and logits.shape[2]:
-        sizes = _sizes(logits.shape[-1], targets, logit_lengths, target_lengths, blank, logits, tuple(logits.shape[:3]))
+        sizes = padded_sizes(
+            logits.shape[-1], targets, logit_lengths, target_lengths, blank, logits, tuple(logits.shape[:3])
+        )
     else:
         raise ValueError(f"logits must be (N, T, U + 1, V), or packed (rows, V); got {tuple(logits.shape)}")
-    x = _Clamped.apply(logits, clamp) if clamp > 0 else logits
+    x = Clamped.apply(logits, clamp) if clamp > 0 else logits
     if logits.dim() == 2:
         ends, labels = _unpacked(x, sizes, fused_log_softmax)
     else:
         # what is emitted after the last token is not read: any class will do
         at = sizes.ahead[:, None, :].expand(x.shape[:3])
-        ends, labels = _chosen(x, at, sizes.blank, fused_log_softmax)
+        ends, labels = chosen(x, at, sizes.blank, fused_log_softmax)
         labels = labels[:, :, :-1]
-    return _reduced(ends, labels, sizes, reduction, logits.dtype)
+    return reduced(ends, labels, sizes, reduction, logits.dtype)
 
 
 def additive_rnnt_loss(
@@ -94,29 +92,14 @@ def additive_rnnt_loss(
 
     See: Kuang et al. 2022, Pruned RNN-T for fast, memory-efficient ASR training, section 2.2.
     """
-    _check_reduction(reduction)
-    for t, name in ((encoder, "encoder"), (predictor, "predictor")):
-        _check.floating(t, name)
-        if t.dim() != 3:
-            raise ValueError(f"{name} must be {'(N, T, V)' if t is encoder else '(N, U + 1, V)'}; got {tuple(t.shape)}")
-    fits = predictor.shape[0] == encoder.shape[0] and predictor.shape[2] == encoder.shape[2] and predictor.shape[1]
-    if not fits or predictor.dtype != encoder.dtype or predictor.device != encoder.device:
-        expected = f"({encoder.shape[0]}, U + 1, {encoder.shape[2]}) {encoder.dtype} on {encoder.device}"
-        came = f"{tuple(predictor.shape)} {predictor.dtype} on {predictor.device}"
-        raise ValueError(f"predictor must be {expected}, as the encoder; got {came}")
-    shape = (*encoder.shape[:2], predictor.shape[1])
-    sizes = _sizes(encoder.shape[-1], targets, logit_lengths, target_lengths, blank, encoder, shape)
-    # padding may hold anything: a sum over all frames or tokens would make it NaN in the gradient of others
-    e = _kept(wide(encoder), sizes.frames)
-    p = _kept(wide(predictor), sizes.counts + 1)
-    total = _log_product(e, p)
-    ends = e[..., sizes.blank].unsqueeze(2) + p[..., sizes.blank].unsqueeze(1) - total
-    by_frame = at_labels(e, sizes.targets)
-    by_token = p[:, :-1].gather(2, sizes.targets.unsqueeze(2)).mT
-    return _reduced(ends, by_frame + by_token - total[:, :, :-1], sizes, reduction, encoder.dtype)
+    check_reduction(reduction)
+    sizes = sizes_of_terms(encoder, predictor, encoder.shape[-1], targets, logit_lengths, target_lengths, blank, "V")
+    terms = encoder, predictor, sizes.ahead, sizes.frames, sizes.counts + 1
+    ends, labels, _ = apply_function(_AdditiveLogProbabilities, *terms, sizes.blank)
+    return reduced(ends, labels[:, :, :-1], sizes, reduction, encoder.dtype)
 
 
-class _Sizes(NamedTuple):
+class Sizes(NamedTuple):
     """Targets, 0 at padding, (N, U) and with one more after them (N, U + 1), which the frames and the tokens of each
     instance (N,) follow, and the number of the blank.
     """
@@ -128,7 +111,7 @@ class _Sizes(NamedTuple):
     blank: int
 
 
-def _sizes(
+def padded_sizes(
     classes: int,
     targets: Tensor,
     frames: Lengths,
@@ -136,7 +119,7 @@ def _sizes(
     blank: int,
     like: Tensor,
     shape: tuple[int, ...],
-) -> _Sizes:
+) -> Sizes:
     """The checked targets, lengths and blank of padded logits."""
     batch, n, states = shape
     _check_integers(targets)
@@ -147,7 +130,35 @@ def _sizes(
     return _checked(targets, n_of, m_of, classes, blank)
 
 
-def _packed_sizes(logits: Tensor, targets: Tensor, frames: Lengths, counts: Lengths, blank: int) -> _Sizes:
+def sizes_of_terms(
+    encoder: Tensor,
+    predictor: Tensor,
+    classes: int,
+    targets: Tensor,
+    frames: Lengths,
+    counts: Lengths,
+    blank: int,
+    last: str,
+) -> Sizes:
+    """The checked targets, lengths and blank of logits that are made of a term for frames and a term for tokens.
+
+    `last` names the last dimension of the terms in errors.
+    """
+    for t, name in ((encoder, "encoder"), (predictor, "predictor")):
+        _check.floating(t, name)
+        if t.dim() != 3:
+            expected = f"(N, {'T' if t is encoder else 'U + 1'}, {last})"
+            raise ValueError(f"{name} must be {expected}; got {tuple(t.shape)}")
+    fits = predictor.shape[0] == encoder.shape[0] and predictor.shape[2] == encoder.shape[2] and predictor.shape[1]
+    if not fits or predictor.dtype != encoder.dtype or predictor.device != encoder.device:
+        expected = f"({encoder.shape[0]}, U + 1, {encoder.shape[2]}) {encoder.dtype} on {encoder.device}"
+        came = f"{tuple(predictor.shape)} {predictor.dtype} on {predictor.device}"
+        raise ValueError(f"predictor must be {expected}, as the encoder; got {came}")
+    shape = (*encoder.shape[:2], predictor.shape[1])
+    return padded_sizes(classes, targets, frames, counts, blank, encoder, shape)
+
+
+def _packed_sizes(logits: Tensor, targets: Tensor, frames: Lengths, counts: Lengths, blank: int) -> Sizes:
     """The checked targets, lengths and blank of packed logits."""
     _check_integers(targets)
     n_of, m_of = (torch.as_tensor(t, dtype=torch.long, device=logits.device).reshape(-1) for t in (frames, counts))
@@ -167,7 +178,7 @@ def _packed_sizes(logits: Tensor, targets: Tensor, frames: Lengths, counts: Leng
     return _checked(targets[:, :longest], n_of, m_of, logits.shape[1], blank)
 
 
-def _checked(targets: Tensor, frames: Tensor, counts: Tensor, classes: int, blank: int) -> _Sizes:
+def _checked(targets: Tensor, frames: Tensor, counts: Tensor, classes: int, blank: int) -> Sizes:
     if not -classes <= blank < classes:
         raise ValueError(f"blank must be one of {classes} classes; got {blank}")
     targets = targets.to(device=frames.device, dtype=torch.long)
@@ -177,22 +188,22 @@ def _checked(targets: Tensor, frames: Tensor, counts: Tensor, classes: int, blan
     targets = ahead[:, :-1]
     if _check.readable(targets) and bool(((targets < 0) | (targets >= classes)).any()):
         raise ValueError(f"targets must be in [0, {classes}); got values in [{targets.min()}, {targets.max()}]")
-    return _Sizes(targets, ahead, frames, counts, blank % classes)
+    return Sizes(targets, ahead, frames, counts, blank % classes)
 
 
-def _unpacked(x: Tensor, sizes: _Sizes, normalize: bool) -> tuple[Tensor, Tensor]:
+def _unpacked(x: Tensor, sizes: Sizes, normalize: bool) -> tuple[Tensor, Tensor]:
     """Scores of blanks (N, T, U + 1) and of emissions (N, T, U) from packed logits; 0 at padding."""
     batch, states = sizes.targets.shape[0], sizes.targets.shape[1] + 1
     n = int(sizes.frames.max()) if batch else 0
     t, u = torch.arange(n, device=x.device)[:, None], torch.arange(states, device=x.device)
     inside = (t < sizes.frames[:, None, None]) & (u <= sizes.counts[:, None, None])
-    ends, labels = _chosen(x, sizes.ahead[:, None].expand(inside.shape)[inside], sizes.blank, normalize)
+    ends, labels = chosen(x, sizes.ahead[:, None].expand(inside.shape)[inside], sizes.blank, normalize)
     zeros = ends.new_zeros(inside.shape)
     ends, labels = zeros.masked_scatter(inside, ends), zeros.masked_scatter(inside, labels)
     return ends, labels[:, :, :-1]
 
 
-def _chosen(x: Tensor, at: Tensor, blank: int, normalize: bool) -> tuple[Tensor, Tensor]:
+def chosen(x: Tensor, at: Tensor, blank: int, normalize: bool) -> tuple[Tensor, Tensor]:
     """Logits (*any, V) of the blank, and of the classes `at` (*any), as log-probabilities if they are to be made so."""
     if normalize:
         return apply_function(_LogProbabilities, x, at, blank)[:2]
@@ -223,82 +234,62 @@ class _LogProbabilities(Function):
         # a row of padding may hold anything, and moves nothing
         padding = (g_end == 0) & (g_label == 0) & ~(total < torch.inf)
         logits = torch.where(padding.unsqueeze(-1), 0, wide(x))
-        p = torch.where(total.unsqueeze(-1) == -torch.inf, 0, logits).log_softmax(-1).exp()
-        p = torch.where(logits == -torch.inf, 0, p)
-        blank = torch.full_like(at, ctx.blank).unsqueeze(-1)
-        g = torch.zeros_like(logits).scatter_add(-1, blank, g_end.unsqueeze(-1))
-        g = g.scatter_add(-1, at.unsqueeze(-1), g_label.unsqueeze(-1))
-        return (g - (g_end + g_label).unsqueeze(-1) * p).to(x.dtype), None, None
+        return _log_probabilities_slope(logits, at, total, g_end, g_label, ctx.blank).to(x.dtype), None, None
 
 
-def _log_product(e: Tensor, p: Tensor) -> Tensor:
-    """log sum over v of exp(e[n, t, v] + p[n, u, v]), (N, T, U), by a product of matrices.
-
-    Factors are divided by the largest of their rows. A sum that is so small that terms of its size could have been lost
-    to underflow is added up in the logarithm, a few at a time; where values cannot be read, while code is compiled or
-    mapped, all are, and it is the compiler that does not form them.
-    """
-    if torch.compiler.is_compiling() or recording(e) or mapped_over(e) or mapped_over(p):
-        return (e.unsqueeze(2) + p.unsqueeze(1)).logsumexp(-1)
-    most_e, most_p = (_finite_max(x.detach()) for x in (e, p))
-    sums = torch.bmm((e - most_e).exp(), (p - most_p).exp().mT)
-    fine = sums.detach() >= SMALL
-    total = torch.where(fine, sums, 1).log() + most_e + most_p.mT
-    cells = (~fine).nonzero()
-    return total.index_put(cells.unbind(1), _CellSums.apply(e, p, cells)) if len(cells) else total
+def _log_probabilities_slope(
+    logits: Tensor, at: Tensor, total: Tensor, g_end: Tensor, g_label: Tensor, blank: int
+) -> Tensor:
+    """The derivative in the logits (*any, V) of log-probabilities of the blank and of classes `at`, in torch."""
+    p = torch.where(total.unsqueeze(-1) == -torch.inf, 0, logits).log_softmax(-1).exp()
+    p = torch.where(logits == -torch.inf, 0, p)
+    blanks = torch.full_like(at, blank).unsqueeze(-1)
+    g = torch.zeros_like(logits).scatter_add(-1, blanks, g_end.unsqueeze(-1))
+    g = g.scatter_add(-1, at.unsqueeze(-1), g_label.unsqueeze(-1))
+    return g - (g_end + g_label).unsqueeze(-1) * p
 
 
-def _kept(x: Tensor, lengths: Tensor) -> Tensor:
-    """The rows (N, rows, V) of each instance that its length counts; zeros in the place of others."""
-    inside = torch.arange(x.shape[1], device=x.device) < lengths[:, None]
-    return torch.where(inside.unsqueeze(-1), x, 0)
-
-
-def _finite_max(x: Tensor) -> Tensor:
-    most = x.amax(-1, keepdim=True)
-    return torch.where(most.isfinite(), most, 0)
-
-
-class _CellSums(Function):
-    """log sum over v of exp(e[n, t, v] + p[n, u, v]) at some cells (k, 3) of n, t and u; terms are not kept."""
+class _AdditiveLogProbabilities(Function):
+    """log softmax at the blank and at one more class of each sum of rows; its derivatives are like the rows."""
 
     generate_vmap_rule = True
 
     @staticmethod
-    def forward(e: Tensor, p: Tensor, cells: Tensor) -> Tensor:
-        few = max(1, TOGETHER // max(1, e.shape[-1]))
-        return torch.cat([_terms(e, p, part).logsumexp(-1) for part in cells.split(few)])
+    def forward(
+        e: Tensor, p: Tensor, at: Tensor, frames: Tensor, states: Tensor, blank: int
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        return additive_classes(e, p, at, frames, states, blank)
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor, Tensor], output: Tensor) -> None:
-        ctx.save_for_backward(*inputs)
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+        *tensors, ctx.blank = inputs
+        ctx.mark_non_differentiable(output[2])
+        ctx.save_for_backward(*tensors, output[2])
 
     @staticmethod
-    def backward(ctx: Any, g: Tensor) -> tuple[Tensor, Tensor, None]:
-        e, p, cells = ctx.saved_tensors
-        g_e, g_p = torch.zeros_like(e), torch.zeros_like(p)
-        few = max(1, TOGETHER // max(1, e.shape[-1]))
-        for part, own in zip(cells.split(few), g.split(few), strict=True):
-            n, t, u = part.unbind(1)
-            weights = _terms(e, p, part).softmax(-1) * own.unsqueeze(-1)
-            g_e = g_e.index_put((n, t), weights, accumulate=True)
-            g_p = g_p.index_put((n, u), weights, accumulate=True)
-        return g_e, g_p, None
+    def backward(ctx: Any, g_end: Tensor, g_label: Tensor, _: Tensor) -> tuple[Any, ...]:
+        e, p, at, frames, states, total = ctx.saved_tensors
+        if not torch.is_grad_enabled():
+            given = e, p, at, frames, states, total, g_end, g_label
+            return *additive_classes_backward(*given, ctx.blank), None, None, None, None
+        # the derivative is derived once more: the sums are formed
+        rows, columns = (torch.arange(x.shape[1], device=x.device) < n[:, None] for x, n in ((e, frames), (p, states)))
+        inside = (rows.unsqueeze(2) & columns.unsqueeze(1)).unsqueeze(-1)
+        logits = torch.where(inside, wide(e).unsqueeze(2) + wide(p).unsqueeze(1), 0)
+        index = at.unsqueeze(1).expand(total.shape)
+        g = _log_probabilities_slope(logits, index, total, g_end, g_label, ctx.blank)
+        g = torch.where(inside, g, 0)
+        return g.sum(2).to(e.dtype), g.sum(1).to(p.dtype), None, None, None, None
 
 
-def _terms(e: Tensor, p: Tensor, cells: Tensor) -> Tensor:
-    n, t, u = cells.unbind(1)
-    return e[n, t] + p[n, u]
-
-
-def _reduced(ends: Tensor, labels: Tensor, sizes: _Sizes, reduction: str, dtype: torch.dtype) -> Tensor:
+def reduced(ends: Tensor, labels: Tensor, sizes: Sizes, reduction: str, dtype: torch.dtype) -> Tensor:
     losses = -Marginals(Transducer((sizes.frames, sizes.counts))).max(ends, labels).to(dtype)
     if reduction == "none":
         return losses
     return losses.mean() if reduction == "mean" else losses.sum()
 
 
-def _check_reduction(reduction: str) -> None:
+def check_reduction(reduction: str) -> None:
     if reduction not in ("mean", "sum", "none"):
         raise ValueError(f"reduction must be 'mean', 'sum' or 'none'; got {reduction!r}")
 
@@ -315,7 +306,7 @@ def _lengths(lengths: Lengths, batch: int, size: int, device: torch.device, name
     return checked_lengths(lengths.reshape(-1), torch.Size([batch]), size, device, name)
 
 
-class _Clamped(Function):
+class Clamped(Function):
     """The logits themselves; the entries of their gradient are clamped."""
 
     generate_vmap_rule = True

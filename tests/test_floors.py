@@ -33,6 +33,8 @@ FLOORS = (
         "sequences",
         "speech",
         "transduction",
+        "transduction_durations",
+        "transduction_joint",
         "vocabulary",
         "warping",
         "warping_pairs",

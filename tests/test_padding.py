@@ -75,6 +75,21 @@ FUNCTIONS = {
         lambda e, p: pm.additive_rnnt_loss(e, p, LABELS, FRAMES, TOKENS, blank=0),
         [within(FRAMES, 4)[..., None].expand(2, 4, 5), within(TOKENS + 1, 3)[..., None].expand(2, 3, 5)],
     ),
+    "tdt_loss": (
+        lambda x, y: pm.tdt_loss(x, y, LABELS, FRAMES, TOKENS, 0, [0, 1, 2]),
+        [
+            (within(FRAMES, 4)[..., None] & within(TOKENS + 1, 3)[:, None])[..., None].expand(2, 4, 3, 5),
+            (within(FRAMES, 4)[..., None] & within(TOKENS + 1, 3)[:, None])[..., None].expand(2, 4, 3, 3),
+        ],
+    ),
+    "joint_rnnt_loss": (
+        lambda e, p, w: pm.joint_rnnt_loss(e, p, w, LABELS, FRAMES, TOKENS, blank=0),
+        [
+            within(FRAMES, 4)[..., None].expand(2, 4, 3),
+            within(TOKENS + 1, 3)[..., None].expand(2, 3, 3),
+            torch.ones(5, 3, dtype=torch.bool),
+        ],
+    ),
     "hmm_log_likelihood": (
         lambda x: pm.hmm_log_likelihood(torch.zeros(3).double(), torch.zeros(3, 3).double(), x, FRAMES),
         [within(FRAMES, 4)[..., None].expand(2, 4, 3)],

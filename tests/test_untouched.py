@@ -94,6 +94,12 @@ FUNCTIONS = {
     "additive_rnnt_loss": (
         lambda *x: pm.additive_rnnt_loss(*x, blank=4), (2, 4, 5), (2, 3, 5), LABELS, FRAMES, TOKENS
     ),
+    "tdt_loss": (
+        lambda x, d, *t: pm.tdt_loss(x, d, *t, 4, [0, 1, 2]), (2, 4, 3, 5), (2, 4, 3, 3), LABELS, FRAMES, TOKENS
+    ),
+    "joint_rnnt_loss": (
+        lambda *x: pm.joint_rnnt_loss(*x, blank=4), (2, 4, 3), (2, 3, 3), (5, 3), LABELS, FRAMES, TOKENS
+    ),
     "soft_dtw": (pm.soft_dtw, (2, 4, 3)),
     "dtw": (pm.dtw, (2, 4, 3)),
     "soft_rank": (pm.soft_rank, (2, 5)),

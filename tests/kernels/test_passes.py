@@ -56,6 +56,18 @@ def transducer(batch, n):
     return (randn(batch, n, 4), randn(batch, n, 3, seed=1)), (lengths(batch, n), lengths(batch, 3)), ()
 
 
+def duration_transducer(batch, n):
+    shape = batch, n, 4
+    given = randn(*shape), randn(batch, n, 3, seed=1), randn(*shape, 4, seed=2)
+    return given, (lengths(batch, n), lengths(batch, 3)), ([0, 1, 2, 4],)
+
+
+def duration_transducer_without_zero(batch, n):
+    # tokens take frames: short instances have no path
+    given = randn(batch, n, 3), randn(batch, n, 2, seed=1), randn(batch, n, 3, 2, seed=2)
+    return given, (lengths(batch, n), lengths(batch, 2)), ([3, 2],)
+
+
 def span_tree(batch, n):
     return (randn(batch, n, n, 1),), (lengths(batch, n),), ()
 
@@ -101,6 +113,8 @@ PROBLEMS = {
     "gapped": ("gapped", gapped),
     "gapped-by-numbers": ("gapped", gapped_by_numbers),
     "transducer": ("transducer", transducer),
+    "duration-transducer": ("duration_transducer", duration_transducer),
+    "duration-transducer-without-zero": ("duration_transducer", duration_transducer_without_zero),
     "span-tree": ("span_tree", span_tree),
     "span-tree-labelled": ("span_tree", span_tree_labelled),
     "projective-tree": ("projective_tree", projective_tree),

@@ -20,7 +20,8 @@ def two_classes(x: Tensor, at: Tensor, blank: int) -> tuple[Tensor, Tensor, Tens
     if count:
         br, bn = _sizes(n)
         classes, *rows = chosen(at)
-        args = x.contiguous(), classes, first, second, total, count, n, blank, *rows
+        x, apart = apart_rows(x)
+        args = x, classes, first, second, total, count, n, apart, blank, *rows
         with on_device(x):
             _forward[(triton.cdiv(count, br),)](*args, WIDE=dtype == torch.float64, BR=br, BN=bn, num_warps=4)
     return first, second, total
@@ -32,12 +33,25 @@ def two_classes_backward(x: Tensor, at: Tensor, total: Tensor, g_blank: Tensor, 
     if count:
         br, bn = _sizes(n)
         classes, *rows = chosen(at)
-        given = (t.contiguous() for t in (x, classes, total, g_blank, g_label))
-        args = *given, out, count, n, blank, *rows
+        given = (t.contiguous() for t in (classes, total, g_blank, g_label))
+        x, apart = apart_rows(x)
+        args = x, *given, out, count, n, apart, blank, *rows
         with on_device(x):
             wide = x.dtype == torch.float64
             _backward[(triton.cdiv(count, br),)](*args, WIDE=wide, BR=br, BN=bn, num_warps=4)
     return out
+
+
+def apart_rows(x: Tensor) -> tuple[Tensor, int]:
+    """Return x, or a contiguous copy, and the distance between its rows in memory.
+
+    A slice of each row is not copied, if the rows are equally far apart.
+    """
+    if x.dim() > 1 and x.stride(-1) == 1 and x.stride(-2) >= x.shape[-1]:
+        size = x.stride(-2)
+        if all(x.stride(k) == x.stride(k + 1) * x.shape[k + 1] for k in range(x.dim() - 2)):
+            return x, size
+    return x.contiguous(), x.shape[-1]
 
 
 def chosen(at: Tensor) -> tuple[Tensor, int, int]:
@@ -67,6 +81,7 @@ def _forward(
     p_total,
     count,
     n,
+    apart,
     blank,
     many,
     few,
@@ -82,7 +97,7 @@ def _forward(
     for left in range(0, n, BN):
         o_n = left + tl.arange(0, BN)
         m_x = m_r[:, None] & (o_n < n)[None, :]
-        b_x = tl.load(p_x + i_r[:, None] * n + o_n[None, :], mask=m_x, other=float("-inf")).to(dtype)
+        b_x = tl.load(p_x + i_r[:, None] * apart + o_n[None, :], mask=m_x, other=float("-inf")).to(dtype)
         b_new = tl.maximum(b_top, tl.max(b_x, 1))
         b_base = tl.where(b_new > float("-inf"), b_new, 0.0)
         b_sum = b_sum * tl.exp(b_top - b_base) + tl.sum(tl.exp(b_x - b_base[:, None]), 1)
@@ -92,8 +107,8 @@ def _forward(
     b_total = tl.where(b_none, float("-inf"), tl.where(b_top > float("-inf"), b_top, 0.0) + tl.log(b_sum))
     b_base = tl.where(b_none, 0.0, b_total)
     b_at = tl.load(p_at + (i_r // many) * few + i_r % few, mask=m_r, other=0)
-    b_first = tl.load(p_x + i_r * n + blank, mask=m_r, other=0.0).to(dtype)
-    b_second = tl.load(p_x + i_r * n + b_at, mask=m_r, other=0.0).to(dtype)
+    b_first = tl.load(p_x + i_r * apart + blank, mask=m_r, other=0.0).to(dtype)
+    b_second = tl.load(p_x + i_r * apart + b_at, mask=m_r, other=0.0).to(dtype)
     tl.store(p_first + i_r, b_first - b_base, mask=m_r)
     tl.store(p_second + i_r, b_second - b_base, mask=m_r)
     tl.store(p_total + i_r, b_total, mask=m_r)
@@ -110,6 +125,7 @@ def _backward(
     p_out,
     count,
     n,
+    apart,
     blank,
     many,
     few,
@@ -131,7 +147,7 @@ def _backward(
         o_n = left + tl.arange(0, BN)
         m_x = m_r[:, None] & (o_n < n)[None, :]
         o_x = i_r[:, None] * n + o_n[None, :]
-        b_x = tl.load(p_x + o_x, mask=m_x, other=float("-inf")).to(dtype)
+        b_x = tl.load(p_x + i_r[:, None] * apart + o_n[None, :], mask=m_x, other=float("-inf")).to(dtype)
         b_g = -(b_blank + b_label)[:, None] * tl.exp(b_x - b_base[:, None])
         b_g += tl.where(o_n[None, :] == blank, b_blank[:, None], 0.0)
         b_g += tl.where(o_n[None, :] == b_at[:, None], b_label[:, None], 0.0)

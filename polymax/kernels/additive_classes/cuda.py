@@ -1,0 +1,242 @@
+"""Two classes of sums for Triton: sums of rows are formed in registers, a tile of frames, states and classes at a time.
+
+Each sum is divided by its own largest term, so that no factor underflows. The gradient of e adds up over states, and
+that of p over frames, each in one program in a fixed order.
+"""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from polymax.backend.triton_launch import Entry
+from polymax.backend.triton_math import on_device
+from polymax.kernels.additive_classes import empty_results
+
+# frames, states and classes of a tile
+FRAMES, STATES, CLASSES = 8, 16, 32
+
+
+def additive_classes(
+    e: Tensor, p: Tensor, at: Tensor, frames: Tensor, states: Tensor, blank: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    out = empty_results(e, p)
+    batch, n, k = out[0].shape
+    if out[0].numel():
+        given = (t.contiguous() for t in (e, p, at, frames, states))
+        grid = triton.cdiv(n, FRAMES), triton.cdiv(k, STATES), batch
+        with on_device(e):
+            _forward[grid](*given, *out, n, k, e.shape[2], blank, **_tile(e))
+    return out
+
+
+def additive_classes_backward(
+    e: Tensor,
+    p: Tensor,
+    at: Tensor,
+    frames: Tensor,
+    states: Tensor,
+    total: Tensor,
+    g_blank: Tensor,
+    g_label: Tensor,
+    blank: int,
+) -> tuple[Tensor, Tensor]:
+    g_e, g_p = (torch.empty_like(t, memory_format=torch.contiguous_format) for t in (e, p))
+    (batch, n, classes), k = e.shape, p.shape[1]
+    given = [t.contiguous() for t in (e, p, at, frames, states, total, g_blank, g_label)]
+    blocks = triton.cdiv(classes, CLASSES)
+    with on_device(e):
+        for out, rows, kernel in ((g_e, triton.cdiv(n, FRAMES), _by_frame), (g_p, triton.cdiv(k, STATES), _by_state)):
+            if out.numel():
+                kernel[(blocks, rows, batch)](*given, out, n, k, classes, blank, **_tile(e))
+    return g_e, g_p
+
+
+def _tile(e):
+    return {"WIDE": e.dtype == torch.float64, "BT": FRAMES, "BU": STATES, "BV": CLASSES, "num_warps": 4}
+
+
+@triton.jit
+def _sums(p_e, p_p, o_t, o_u, o_v, frames, states, n_v, dtype: tl.constexpr):
+    """Return the sums (BT, BU, BV) of rows of e and of p; -inf for classes and rows that are not there."""
+    m_v = o_v < n_v
+    b_e = tl.load(
+        p_e + o_t[:, None] * n_v + o_v[None, :], mask=(o_t < frames)[:, None] & m_v[None, :], other=float("-inf")
+    )
+    b_p = tl.load(
+        p_p + o_u[:, None] * n_v + o_v[None, :], mask=(o_u < states)[:, None] & m_v[None, :], other=float("-inf")
+    )
+    return b_e.to(dtype)[:, None, :] + b_p.to(dtype)[None, :, :]
+
+
+@Entry
+@triton.jit
+def _forward(
+    p_e,
+    p_p,
+    p_at,
+    p_frames,
+    p_states,
+    p_first,
+    p_second,
+    p_total,
+    n,
+    k,
+    n_v,
+    blank,
+    WIDE: tl.constexpr,
+    BT: tl.constexpr,
+    BU: tl.constexpr,
+    BV: tl.constexpr,
+):
+    dtype: tl.constexpr = tl.float64 if WIDE else tl.float32
+    i_b = tl.program_id(2).to(tl.int64)
+    o_t, o_u = tl.program_id(0) * BT + tl.arange(0, BT), tl.program_id(1) * BU + tl.arange(0, BU)
+    frames, states = tl.load(p_frames + i_b), tl.load(p_states + i_b)
+    p_e += i_b * n * n_v
+    p_p += i_b * k * n_v
+    b_top = tl.full([BT, BU], float("-inf"), dtype)
+    b_sum = tl.zeros([BT, BU], dtype)
+    m_cell = (o_t < frames)[:, None] & (o_u < states)[None, :]
+    # a block of padding has no classes to add up
+    there = (tl.program_id(0) * BT < frames) & (tl.program_id(1) * BU < states)
+    for left in range(0, tl.where(there, n_v, 0), BV):
+        b_x = _sums(p_e, p_p, o_t, o_u, left + tl.arange(0, BV), frames, states, n_v, dtype)
+        b_new = tl.maximum(b_top, tl.max(b_x, 2))
+        b_base = tl.where(b_new > float("-inf"), b_new, 0.0)
+        b_sum = b_sum * tl.exp(b_top - b_base) + tl.sum(tl.exp(b_x - b_base[:, :, None]), 2)
+        b_top = b_new
+    b_none = b_sum == 0
+    # a NaN shows in the sum
+    b_total = tl.where(b_none, float("-inf"), tl.where(b_top > float("-inf"), b_top, 0.0) + tl.log(b_sum))
+    b_base = tl.where(b_none, 0.0, b_total)
+    b_at = tl.load(p_at + i_b * k + o_u, mask=o_u < states, other=0)
+    m_t, m_u = o_t < frames, o_u < states
+    b_first = tl.load(p_e + o_t * n_v + blank, mask=m_t, other=0.0).to(dtype)[:, None]
+    b_first += tl.load(p_p + o_u * n_v + blank, mask=m_u, other=0.0).to(dtype)[None, :]
+    b_second = tl.load(p_e + o_t[:, None] * n_v + b_at[None, :], mask=m_cell, other=0.0).to(dtype)
+    b_second += tl.load(p_p + o_u * n_v + b_at, mask=m_u, other=0.0).to(dtype)[None, :]
+    o_cell = i_b * n * k + o_t[:, None] * k + o_u[None, :]
+    m_out = (o_t < n)[:, None] & (o_u < k)[None, :]
+    tl.store(p_first + o_cell, tl.where(m_cell, b_first - b_base, 0.0), mask=m_out)
+    tl.store(p_second + o_cell, tl.where(m_cell, b_second - b_base, 0.0), mask=m_out)
+    tl.store(p_total + o_cell, tl.where(m_cell, b_total, 0.0), mask=m_out)
+
+
+@triton.jit
+def _slopes(
+    p_e, p_p, p_at, p_total, p_g_blank, p_g_label, o_t, o_u, o_v, frames, states, n_v, k, blank, dtype: tl.constexpr
+):
+    """Return the derivatives (BT, BU, BV) in the sums of rows."""
+    m_cell = (o_t < frames)[:, None] & (o_u < states)[None, :]
+    o_cell = o_t[:, None] * k + o_u[None, :]
+    b_total = tl.load(p_total + o_cell, mask=m_cell, other=0.0).to(dtype)
+    b_blank = tl.load(p_g_blank + o_cell, mask=m_cell, other=0.0).to(dtype)
+    b_label = tl.load(p_g_label + o_cell, mask=m_cell, other=0.0).to(dtype)
+    b_at = tl.load(p_at + o_u, mask=o_u < states, other=-1)
+    b_base = tl.where(b_total == float("-inf"), 0.0, b_total)
+    b_x = _sums(p_e, p_p, o_t, o_u, o_v, frames, states, n_v, dtype)
+    b_g = -(b_blank + b_label)[:, :, None] * tl.exp(b_x - b_base[:, :, None])
+    b_g += tl.where((o_v == blank)[None, None, :], b_blank[:, :, None], 0.0)
+    b_g += tl.where((o_v[None, :] == b_at[:, None])[None, :, :], b_label[:, :, None], 0.0)
+    # a cell without a gradient moves nothing, whatever its entries
+    m_some = m_cell & ((b_blank != 0) | (b_label != 0))
+    return tl.where(m_some[:, :, None], b_g, 0.0)
+
+
+@Entry
+@triton.jit
+def _by_frame(
+    p_e,
+    p_p,
+    p_at,
+    p_frames,
+    p_states,
+    p_total,
+    p_g_blank,
+    p_g_label,
+    p_out,
+    n,
+    k,
+    n_v,
+    blank,
+    WIDE: tl.constexpr,
+    BT: tl.constexpr,
+    BU: tl.constexpr,
+    BV: tl.constexpr,
+):
+    dtype: tl.constexpr = tl.float64 if WIDE else tl.float32
+    i_b = tl.program_id(2).to(tl.int64)
+    o_v, o_t = tl.program_id(0) * BV + tl.arange(0, BV), tl.program_id(1) * BT + tl.arange(0, BT)
+    frames, states = tl.load(p_frames + i_b), tl.load(p_states + i_b)
+    b_out = tl.zeros([BT, BV], dtype)
+    for first in range(0, tl.where(tl.program_id(1) * BT < frames, states, 0), BU):
+        b_g = _slopes(
+            p_e + i_b * n * n_v,
+            p_p + i_b * k * n_v,
+            p_at + i_b * k,
+            p_total + i_b * n * k,
+            p_g_blank + i_b * n * k,
+            p_g_label + i_b * n * k,
+            o_t,
+            first + tl.arange(0, BU),
+            o_v,
+            frames,
+            states,
+            n_v,
+            k,
+            blank,
+            dtype,
+        )
+        b_out += tl.sum(b_g, 1)
+    o_out = i_b * n * n_v + o_t[:, None] * n_v + o_v[None, :]
+    tl.store(p_out + o_out, b_out.to(p_out.dtype.element_ty), mask=(o_t < n)[:, None] & (o_v < n_v)[None, :])
+
+
+@Entry
+@triton.jit
+def _by_state(
+    p_e,
+    p_p,
+    p_at,
+    p_frames,
+    p_states,
+    p_total,
+    p_g_blank,
+    p_g_label,
+    p_out,
+    n,
+    k,
+    n_v,
+    blank,
+    WIDE: tl.constexpr,
+    BT: tl.constexpr,
+    BU: tl.constexpr,
+    BV: tl.constexpr,
+):
+    dtype: tl.constexpr = tl.float64 if WIDE else tl.float32
+    i_b = tl.program_id(2).to(tl.int64)
+    o_v, o_u = tl.program_id(0) * BV + tl.arange(0, BV), tl.program_id(1) * BU + tl.arange(0, BU)
+    frames, states = tl.load(p_frames + i_b), tl.load(p_states + i_b)
+    b_out = tl.zeros([BU, BV], dtype)
+    for first in range(0, tl.where(tl.program_id(1) * BU < states, frames, 0), BT):
+        b_g = _slopes(
+            p_e + i_b * n * n_v,
+            p_p + i_b * k * n_v,
+            p_at + i_b * k,
+            p_total + i_b * n * k,
+            p_g_blank + i_b * n * k,
+            p_g_label + i_b * n * k,
+            first + tl.arange(0, BT),
+            o_u,
+            o_v,
+            frames,
+            states,
+            n_v,
+            k,
+            blank,
+            dtype,
+        )
+        b_out += tl.sum(b_g, 0)
+    o_out = i_b * k * n_v + o_u[:, None] * n_v + o_v[None, :]
+    tl.store(p_out + o_out, b_out.to(p_out.dtype.element_ty), mask=(o_u < k)[:, None] & (o_v < n_v)[None, :])
