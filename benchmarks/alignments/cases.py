@@ -1,5 +1,6 @@
 """Monotonic search, forced alignment, transducers, and alignments with gaps."""
 
+from collections.abc import Callable
 from functools import cache
 
 import torch
@@ -39,6 +40,33 @@ def additive(encoder: Tensor, predictor: Tensor) -> Tensor:
     return pm.additive_rnnt_loss(encoder, predictor, targets, *given, reduction="none")
 
 
+DURATIONS = (0, 1, 2, 3, 4)
+HIDDEN = 64
+
+
+def with_durations(logits: Tensor, duration_logits: Tensor) -> Tensor:
+    batch, frames, states, classes = logits.shape
+    targets = peers.spoken(states - 1, classes - 1, logits.device).expand(batch, -1)
+    given = lengths(batch, frames, states - 1, logits.device)
+    return pm.tdt_loss(logits, duration_logits, targets, *given, classes - 1, DURATIONS, reduction="none")
+
+
+def exact_with_durations(logits: Tensor, duration_logits: Tensor) -> Tensor:
+    targets = peers.spoken(logits.shape[2] - 1, logits.shape[3] - 1, logits.device)
+    return oracles.token_and_duration(logits, duration_logits, targets, DURATIONS)
+
+
+def jointly(encoder: Tensor, predictor: Tensor, weight: Tensor) -> Tensor:
+    (batch, frames, _), states, classes = encoder.shape, predictor.shape[1], weight.shape[0]
+    targets = peers.spoken(states - 1, classes - 1, encoder.device).expand(batch, -1)
+    given = lengths(batch, frames, states - 1, encoder.device)
+    return pm.joint_rnnt_loss(encoder, predictor, weight, targets, *given, reduction="none")
+
+
+def joint_logits(encoder: Tensor, predictor: Tensor, weight: Tensor) -> Tensor:
+    return torch.tanh(encoder.unsqueeze(2) + predictor.unsqueeze(1)) @ weight.mT
+
+
 @cache
 def lengths(batch: int, frames: int, tokens: int, device: torch.device) -> tuple[Tensor, Tensor]:
     """All instances are as long as the longest."""
@@ -75,6 +103,16 @@ def two_terms(shape: Shape, generator: torch.Generator) -> Tensors:
     return *gaussian((batch, frames, classes), generator), *gaussian((batch, states, classes), generator)
 
 
+def tokens_and_durations(shape: Shape, generator: torch.Generator) -> Tensors:
+    return *gaussian(shape, generator), *gaussian((*shape[:3], len(DURATIONS)), generator)
+
+
+def joint_terms(shape: Shape, generator: torch.Generator) -> Tensors:
+    batch, frames, states, classes = shape
+    terms = (batch, frames, HIDDEN), (batch, states, HIDDEN), (classes, HIDDEN)
+    return tuple(gaussian(term, generator)[0] for term in terms)
+
+
 def score_alone(inputs: Tensors, outputs: Tensors) -> Tensors:
     """A path is as good as its score: rounding decides between paths that are all but equally good."""
     (x,), (y,) = inputs, outputs
@@ -97,10 +135,18 @@ def sizes(timed: str, signature: Signature, quick: Shape, *shapes: Shape) -> Pro
     return Problems({device: tuple(map(Size, shapes)) for device in ("cpu", "cuda")}, (timed,), signature, quick)
 
 
+def units(inputs: Callable[[Shape, torch.Generator], Tensors], shared: int = 0) -> Problems:
+    """Losses of sub-word units, each device with a size of its own; the last `shared` inputs serve the batch."""
+    sizes = {device: (Size(shape),) for device, shape in UNITS.items()}
+    return Problems(sizes, (BOTH,), Signature(inputs, one_each, shared), (2, 5, 3, 7))
+
+
 PATHS = Signature(gaussian, nothing, compared=score_alone)
 LABELS = Signature(log_probs, nothing, compared=score_alone)
 SPEECH = (64, 1000, 200)
 JOINT = (8, 200, 41, 256)
+# logits of sub-word units: what a CPU and a GPU take
+UNITS = {"cpu": (2, 100, 31, 1025), "cuda": (16, 400, 61, 1025)}
 
 ALIGNMENTS: list[Case] = [
     FunctionCase(
@@ -133,6 +179,18 @@ ALIGNMENTS: list[Case] = [
         ours(additive, exact_additive),
         sizes(BOTH, Signature(two_terms, one_each), (2, 5, 3, 7), JOINT),
         (peers.formed(transduced),),
+    ),
+    FunctionCase(
+        "token-and-duration transducer",
+        ours(with_durations, exact_with_durations),
+        units(tokens_and_durations),
+        (peers.diagonals(exact_with_durations).behind(2),),
+    ),
+    FunctionCase(
+        "joint transducer",
+        ours(jointly, lambda *terms: exact_loss(joint_logits(*terms))),
+        units(joint_terms, shared=1),
+        (peers.joined(lambda *terms: transduced(joint_logits(*terms))),),
     ),
     FunctionCase(
         "gapped alignment",

@@ -5,6 +5,8 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 NONE = float("-inf")
+# a score that is all but forbidden, and has a derivative
+LEAST = -1e30
 
 
 def monotonic(scores: Tensor) -> Tensor:
@@ -50,6 +52,42 @@ def transducer(logits: Tensor, targets: Tensor) -> Tensor:
     for t in range(1, logits.shape[1]):
         value = labels[:, t] + torch.logcumsumexp(value + blank[:, t - 1] - labels[:, t], -1)
     return -(value[:, -1] + blank[:, -1, -1])
+
+
+def token_and_duration(logits: Tensor, duration_logits: Tensor, targets: Tensor, durations: tuple[int, ...]) -> Tensor:
+    """Minus the log of the sum over all steps of a token-and-duration transducer, diagonal by diagonal.
+
+    logits (B, T, U + 1, V), of which the last class is the blank, duration_logits (B, T, U + 1, D), targets (U,)
+    """
+    batch, n, states, _ = logits.shape
+    tokens, long = logits.log_softmax(-1), duration_logits.log_softmax(-1)
+    index = targets[None, None, :, None].expand(batch, n, -1, 1)
+    emitted = pad(tokens[:, :, :-1].gather(3, index).squeeze(3), (0, 1), value=LEAST)
+    # line s has the cells (s - u, u); cells that are not there are all but forbidden
+    t = torch.arange(n + states - 1, device=logits.device)[:, None] - torch.arange(states, device=logits.device)
+    there = (t >= 0) & (t < n)
+    u = torch.arange(states, device=logits.device).expand(t.shape)
+    at = t.clamp(0, n - 1)
+    blank = torch.where(there, tokens[:, at, u, -1], LEAST)
+    label = torch.where(there, emitted[:, at, u], LEAST)
+    steps = [torch.where(there, long[:, at, u, i], LEAST) for i in range(len(durations))]
+    value = [pad(logits.new_zeros(batch, 1), (0, states - 1), value=LEAST)]
+    for s in range(1, n + states - 1):
+        ways = []
+        for d, step in zip(durations, steps, strict=True):
+            if 0 < d <= s:
+                ways.append(value[s - d] + blank[:, s - d] + step[:, s - d])
+            if d < s:
+                moved = value[s - d - 1] + label[:, s - d - 1] + step[:, s - d - 1]
+                ways.append(pad(moved[:, :-1], (1, 0), value=LEAST))
+        found = torch.stack(ways).logsumexp(0)
+        value.append(torch.where(there[s], found, LEAST))
+    last = [
+        value[n - d + states - 1][:, -1] + blank[:, n - d + states - 1, -1] + step[:, n - d + states - 1, -1]
+        for d, step in zip(durations, steps, strict=True)
+        if 0 < d <= n
+    ]
+    return -torch.stack(last).logsumexp(0)
 
 
 def gapped(pairs: Tensor, opened: float, extended: float) -> Tensor:

@@ -165,6 +165,16 @@ FORCED_ALIGN = Peer("torchaudio.forced_align", _forced_align)
 RNNT_LOSS = Peer("torchaudio.rnnt_loss", _rnnt, slack=SLACK)
 
 
+def diagonals(loss: Mapping) -> Peer:
+    """A recursion in torch, all cells of a diagonal together."""
+    return Peer("torch.loop over diagonals", lambda _: TorchFunction(loss), slack=SLACK)
+
+
+def joined(loss: Mapping) -> Peer:
+    """The loss of logits of a joint network, which are computed together."""
+    return Peer("torch.all logits together", lambda _: TorchFunction(loss), slack=SLACK)
+
+
 def wavefront(opened: float, extended: float) -> Peer:
     """The peer for these gap scores."""
     return Peer("numpy.wavefront", lambda _: Wavefront(opened, extended), ("cpu",), SLACK)
