@@ -56,6 +56,7 @@ from polymax.likelihoods import ctc_loss as ctc_loss
 from polymax.likelihoods import hmm_log_likelihood as hmm_log_likelihood
 from polymax.likelihoods import hmm_posterior as hmm_posterior
 from polymax.likelihoods import hmm_viterbi as hmm_viterbi
+from polymax.likelihoods import viterbi_decode as viterbi_decode
 
 # losses
 from polymax.losses import Partial as Partial
@@ -131,7 +132,11 @@ from polymax.solvers import Solver as Solver
 from polymax.solvers import WarmStart as WarmStart
 
 # alignments of speech
+from polymax.speech import AlignedCharacter as AlignedCharacter
+from polymax.speech import AlignedSegment as AlignedSegment
+from polymax.speech import AlignedWord as AlignedWord
 from polymax.speech import TokenSpan as TokenSpan
+from polymax.speech import align_segments as align_segments
 from polymax.speech import forced_align as forced_align
 from polymax.speech import merge_tokens as merge_tokens
 from polymax.speech import monotonic_alignment_search as monotonic_alignment_search

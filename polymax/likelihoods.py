@@ -14,7 +14,7 @@ from polymax import _check
 from polymax.backend.widen import wide
 from polymax.hypergraphs.passes import SHANNON
 from polymax.kernels.ctc import ctc_search
-from polymax.smoothing import Marginals
+from polymax.smoothing import HardMax, Marginals
 from polymax.structures import Chain
 from polymax.structures.base import checked_lengths
 from polymax.structures.chain import ChainParts
@@ -114,6 +114,26 @@ def hmm_viterbi(initial: Tensor, transition: Tensor, emission: Tensor, lengths: 
     """
     chain = Chain(lengths)
     return chain.decode(chain.map(*_hmm(initial, transition, emission)))
+
+
+def viterbi_decode(score: Tensor, transition_params: Tensor, lengths: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """The best tags of a linear chain, (*batch, n), -1 at padding, and their score, (*batch,): the Viterbi algorithm.
+
+    It has the name and the arguments that TensorFlow's CRF gave it. It is `pm.Chain(lengths)` under other names: the
+    tags are `decode(map(...))`, and the gradient of the score is 1 at the parts of the best tags.
+
+    Shapes:
+        score (*batch, n, tags); transition_params [previous, next] (tags, tags), or as `Chain` has it; lengths
+        (*batch,)
+
+    Example:
+        >>> viterbi_decode(torch.tensor([[1.0, 0.0], [0.0, 0.5]]), torch.tensor([[1.0, 0.0], [0.0, 1.0]]))
+        (tensor([0, 0]), tensor(2.))
+
+    See: Viterbi 1967, Error bounds for convolutional codes and an asymptotically optimum decoding algorithm.
+    """
+    chain = Chain(lengths)
+    return chain.decode(chain.map(score, transition_params)), HardMax(chain).max(score, transition_params)
 
 
 def _hmm(initial: Tensor, transition: Tensor, emission: Tensor) -> tuple[Tensor, Tensor]:

@@ -9,9 +9,11 @@ ACL = "https://aclanthology.org/"
 # (first author, year, a word that the reference must have): address
 PAPERS: dict[tuple[str, str, str], str] = {
     ("Bahdanau", "2015", ""): f"{ARXIV}1409.0473",
+    ("Bain", "2023", ""): f"{ARXIV}2303.00747",
     ("Blondel", "2020", "Fenchel"): f"{ARXIV}1901.02324",
     ("Blondel", "2020", "sorting"): f"{ARXIV}2002.08871",
     ("Blondel", "2021", ""): f"{ARXIV}2010.08354",
+    ("Chen", "2016", ""): f"{ARXIV}1604.06174",
     ("Chen", "2017", ""): f"{ARXIV}1609.06038",
     ("Choi", "2018", ""): f"{ARXIV}1707.02786",
     ("Correia", "2019", ""): f"{ARXIV}1909.00015",
@@ -63,9 +65,12 @@ PAPERS: dict[tuple[str, str, str], str] = {
     ("Schulman", "2017", ""): f"{ARXIV}1707.06347",
     ("Tai", "2015", ""): f"{ARXIV}1503.00075",
     ("Tsuboi", "2008", ""): f"{ACL}C08-1113",
+    ("Viterbi", "1967", ""): f"{DOI}10.1109/TIT.1967.1054010",
     ("Vlastelica", "2020", ""): f"{ARXIV}1912.02175",
     ("Williams", "1992", ""): f"{DOI}10.1007/BF00992696",
+    ("Xu", "2023", ""): f"{ARXIV}2304.06795",
     ("Yogatama", "2017", ""): f"{ARXIV}1611.09100",
+    ("Yu", "2021", ""): f"{ARXIV}2010.11148",
     ("Yuan", "2006", ""): f"{DOI}10.1111/j.1467-9868.2005.00532.x",
     ("Zeng", "2014", ""): f"{ARXIV}1409.4271",
 }

@@ -217,3 +217,34 @@ def test_hmm_errors():
         pm.hmm_viterbi(initial[0], transition, emission[0, 0])
     with pytest.raises(ValueError, match=r"transition must be \(3, 3\)"):
         pm.hmm_posterior(initial, transition[:2], emission)
+
+
+def pasted_viterbi_decode(score, transition_params):
+    """The function that people paste: TensorFlow's, for one sequence."""
+    trellis, back = [score[0]], []
+    for now in score[1:]:
+        ways = trellis[-1][:, None] + transition_params
+        trellis.append(now + ways.amax(0))
+        back.append(ways.argmax(0))
+    tags = [int(trellis[-1].argmax())]
+    for step in reversed(back):
+        tags.append(int(step[tags[-1]]))
+    return tags[::-1], trellis[-1].max()
+
+
+def test_viterbi_decode():
+    score, transition = torch.randn(3, 5, 4, requires_grad=True), torch.randn(4, 4, requires_grad=True)
+    lengths = torch.tensor([5, 3, 1])
+    tags, best = pm.viterbi_decode(score, transition, lengths)
+    for b, n in enumerate(lengths.tolist()):
+        alone, value = pasted_viterbi_decode(score[b, :n].detach(), transition.detach())
+        assert tags[b].tolist() == alone + [-1] * (5 - n)
+        torch.testing.assert_close(best[b], value)
+        torch.testing.assert_close(pm.viterbi_decode(score[b, :n], transition)[1], value)
+    slope, counts = torch.autograd.grad(best.sum(), (score, transition))
+    assert torch.equal(slope.sum(-1), (tags >= 0).float())
+    assert torch.equal(slope.argmax(-1)[tags >= 0], tags[tags >= 0])
+    assert counts.sum() == (lengths - 1).sum()
+    forbidden = pm.viterbi_decode(torch.full((2, 3), -torch.inf), torch.zeros(3, 3))
+    assert forbidden[0].tolist() == [-1, -1]
+    assert forbidden[1] == -torch.inf
