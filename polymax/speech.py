@@ -30,7 +30,12 @@ class TokenSpan(NamedTuple):
 
 
 class AlignedCharacter(NamedTuple):
-    """A character, the seconds at which it starts and ends, and the mean probability of its frames."""
+    """A character, the seconds at which it starts and ends, and the mean probability of its frames.
+
+    Example:
+        >>> AlignedCharacter("a", 0.5, 0.75, 0.9).text
+        'a'
+    """
 
     text: str
     start: float
@@ -57,6 +62,10 @@ class AlignedSegment(NamedTuple):
     """A transcript, the seconds at which its first word starts and its last one ends, and its words.
 
     Without words, `start` and `end` are those of the emissions.
+
+    Example:
+        >>> AlignedSegment("", 0.0, 20.0, []).end
+        20.0
     """
 
     text: str
@@ -205,8 +214,8 @@ def align_segments(
     for row, each, count in zip(targets, spelled, counts, strict=True):
         row[:count] = each.labels[:count]
     log_probs = _with_wildcard(emissions, frames, classes, blank, wild=bool((targets >= classes).any()))
-    arrays = (torch.from_numpy(x).to(log_probs.device) for x in (targets, np.array(frames), counts))
-    labels, scores = (t.detach().cpu() for t in forced_align(log_probs, *arrays, blank))
+    rows, n_of, m_of = (torch.from_numpy(x).to(log_probs.device) for x in (targets, np.array(frames), counts))
+    labels, scores = (t.cpu() for t in forced_align(log_probs, rows, n_of, m_of, blank))
     spans = _spans(labels.numpy(), scores.double().exp().numpy(), blank)
     aligned = []
     for k, (text, each) in enumerate(zip(transcripts, spelled, strict=True)):
