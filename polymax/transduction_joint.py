@@ -13,7 +13,7 @@ from polymax.backend.function import functional, recording
 from polymax.transduction import Lengths, Sizes, check_reduction, chosen, reduced, sizes_of_terms
 
 # entries (cell, class) of a block: a SHARE of all of them, between LEAST and MOST
-LEAST, MOST, SHARE = 1 << 20, 1 << 25, 1 / 64
+LEAST, MOST, SHARE = 1 << 20, 1 << 27, 1 / 48
 
 
 def joint_rnnt_loss(

@@ -95,20 +95,24 @@ def _forward(
     frames, states = tl.load(p_frames + i_b), tl.load(p_states + i_b)
     p_e += i_b * n * n_v
     p_p += i_b * k * n_v
-    b_top = tl.full([BT, BU], float("-inf"), dtype)
-    b_sum = tl.zeros([BT, BU], dtype)
     m_cell = (o_t < frames)[:, None] & (o_u < states)[None, :]
     # a block of padding has no classes to add up
     there = (tl.program_id(0) * BT < frames) & (tl.program_id(1) * BU < states)
-    for left in range(0, tl.where(there, n_v, 0), BV):
+    last = tl.where(there, n_v, 0)
+    # entries of a tile are compared, and added up, once after the loops: across threads, that takes longest
+    b_most = tl.full([BT, BU, BV], float("-inf"), dtype)
+    for left in range(0, last, BV):
+        b_most = tl.maximum(b_most, _sums(p_e, p_p, o_t, o_u, left + tl.arange(0, BV), frames, states, n_v, dtype))
+    b_top = tl.max(b_most, 2)
+    b_top = tl.where(b_top > float("-inf"), b_top, 0.0)
+    b_each = tl.zeros([BT, BU, BV], dtype)
+    for left in range(0, last, BV):
         b_x = _sums(p_e, p_p, o_t, o_u, left + tl.arange(0, BV), frames, states, n_v, dtype)
-        b_new = tl.maximum(b_top, tl.max(b_x, 2))
-        b_base = tl.where(b_new > float("-inf"), b_new, 0.0)
-        b_sum = b_sum * tl.exp(b_top - b_base) + tl.sum(tl.exp(b_x - b_base[:, :, None]), 2)
-        b_top = b_new
+        b_each += tl.exp(b_x - b_top[:, :, None])
+    b_sum = tl.sum(b_each, 2)
     b_none = b_sum == 0
     # a NaN shows in the sum
-    b_total = tl.where(b_none, float("-inf"), tl.where(b_top > float("-inf"), b_top, 0.0) + tl.log(b_sum))
+    b_total = tl.where(b_none, float("-inf"), b_top + tl.log(tl.where(b_none, 1.0, b_sum)))
     b_base = tl.where(b_none, 0.0, b_total)
     b_at = tl.load(p_at + i_b * k + o_u, mask=o_u < states, other=0)
     m_t, m_u = o_t < frames, o_u < states
@@ -125,23 +129,44 @@ def _forward(
 
 @triton.jit
 def _slopes(
-    p_e, p_p, p_at, p_total, p_g_blank, p_g_label, o_t, o_u, o_v, frames, states, n_v, k, blank, dtype: tl.constexpr
+    p_e,
+    p_p,
+    p_at,
+    p_total,
+    p_g_blank,
+    p_g_label,
+    o_t,
+    o_u,
+    left,
+    frames,
+    states,
+    n_v,
+    k,
+    blank,
+    dtype: tl.constexpr,
+    BV: tl.constexpr,
 ):
     """Return the derivatives (BT, BU, BV) in the sums of rows."""
+    o_v = left + tl.arange(0, BV)
     m_cell = (o_t < frames)[:, None] & (o_u < states)[None, :]
     o_cell = o_t[:, None] * k + o_u[None, :]
     b_total = tl.load(p_total + o_cell, mask=m_cell, other=0.0).to(dtype)
     b_blank = tl.load(p_g_blank + o_cell, mask=m_cell, other=0.0).to(dtype)
     b_label = tl.load(p_g_label + o_cell, mask=m_cell, other=0.0).to(dtype)
-    b_at = tl.load(p_at + o_u, mask=o_u < states, other=-1)
-    b_base = tl.where(b_total == float("-inf"), 0.0, b_total)
+    b_at = tl.load(p_at + o_u, mask=o_u < states, other=-1).to(tl.int32)
+    b_weight = -(b_blank + b_label)
+    # without a gradient or a sum no entry has a weight
+    m_some = (b_weight != 0) & (b_total != float("-inf"))
+    b_weight = tl.where(b_total == float("-inf"), 0.0, b_weight)
+    b_base = tl.where(m_some | (b_weight != b_weight), b_total, float("inf"))
     b_x = _sums(p_e, p_p, o_t, o_u, o_v, frames, states, n_v, dtype)
-    b_g = -(b_blank + b_label)[:, :, None] * tl.exp(b_x - b_base[:, :, None])
-    b_g += tl.where((o_v == blank)[None, None, :], b_blank[:, :, None], 0.0)
-    b_g += tl.where((o_v[None, :] == b_at[:, None])[None, :, :], b_label[:, :, None], 0.0)
-    # a cell without a gradient moves nothing, whatever its entries
-    m_some = m_cell & ((b_blank != 0) | (b_label != 0))
-    return tl.where(m_some[:, :, None], b_g, 0.0)
+    b_g = b_weight[:, :, None] * tl.exp(b_x - b_base[:, :, None])
+    # few tiles have the blank, or the class of a state
+    if (blank >= left) & (blank < left + BV):
+        b_g += tl.where((o_v == blank)[None, None, :], b_blank[:, :, None], 0.0)
+    if tl.sum(((b_at >= left) & (b_at < left + BV)).to(tl.int32), 0) > 0:
+        b_g += tl.where((o_v[None, :] == b_at[:, None])[None, :, :], b_label[:, :, None], 0.0)
+    return b_g
 
 
 @Entry
@@ -167,11 +192,12 @@ def _by_frame(
 ):
     dtype: tl.constexpr = tl.float64 if WIDE else tl.float32
     i_b = tl.program_id(2).to(tl.int64)
-    o_v, o_t = tl.program_id(0) * BV + tl.arange(0, BV), tl.program_id(1) * BT + tl.arange(0, BT)
+    left = tl.program_id(0) * BV
+    o_v, o_t = left + tl.arange(0, BV), tl.program_id(1) * BT + tl.arange(0, BT)
     frames, states = tl.load(p_frames + i_b), tl.load(p_states + i_b)
-    b_out = tl.zeros([BT, BV], dtype)
+    b_each = tl.zeros([BT, BU, BV], dtype)
     for first in range(0, tl.where(tl.program_id(1) * BT < frames, states, 0), BU):
-        b_g = _slopes(
+        b_each += _slopes(
             p_e + i_b * n * n_v,
             p_p + i_b * k * n_v,
             p_at + i_b * k,
@@ -180,15 +206,17 @@ def _by_frame(
             p_g_label + i_b * n * k,
             o_t,
             first + tl.arange(0, BU),
-            o_v,
+            left,
             frames,
             states,
             n_v,
             k,
             blank,
             dtype,
+            BV,
         )
-        b_out += tl.sum(b_g, 1)
+    # NaN of other rows meet padding
+    b_out = tl.where((o_t < frames)[:, None], tl.sum(b_each, 1), 0.0)
     o_out = i_b * n * n_v + o_t[:, None] * n_v + o_v[None, :]
     tl.store(p_out + o_out, b_out.to(p_out.dtype.element_ty), mask=(o_t < n)[:, None] & (o_v < n_v)[None, :])
 
@@ -216,11 +244,12 @@ def _by_state(
 ):
     dtype: tl.constexpr = tl.float64 if WIDE else tl.float32
     i_b = tl.program_id(2).to(tl.int64)
-    o_v, o_u = tl.program_id(0) * BV + tl.arange(0, BV), tl.program_id(1) * BU + tl.arange(0, BU)
+    left = tl.program_id(0) * BV
+    o_v, o_u = left + tl.arange(0, BV), tl.program_id(1) * BU + tl.arange(0, BU)
     frames, states = tl.load(p_frames + i_b), tl.load(p_states + i_b)
-    b_out = tl.zeros([BU, BV], dtype)
+    b_each = tl.zeros([BT, BU, BV], dtype)
     for first in range(0, tl.where(tl.program_id(1) * BU < states, frames, 0), BT):
-        b_g = _slopes(
+        b_each += _slopes(
             p_e + i_b * n * n_v,
             p_p + i_b * k * n_v,
             p_at + i_b * k,
@@ -229,14 +258,16 @@ def _by_state(
             p_g_label + i_b * n * k,
             first + tl.arange(0, BT),
             o_u,
-            o_v,
+            left,
             frames,
             states,
             n_v,
             k,
             blank,
             dtype,
+            BV,
         )
-        b_out += tl.sum(b_g, 0)
+    # NaN of other rows meet padding
+    b_out = tl.where((o_u < states)[:, None], tl.sum(b_each, 0), 0.0)
     o_out = i_b * k * n_v + o_u[:, None] * n_v + o_v[None, :]
     tl.store(p_out + o_out, b_out.to(p_out.dtype.element_ty), mask=(o_u < k)[:, None] & (o_v < n_v)[None, :])
