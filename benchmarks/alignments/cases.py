@@ -27,6 +27,30 @@ def labels(log_probs: Tensor) -> Tensor:
     return pm.forced_align(log_probs, peers.spoken(log_probs.shape[1] // 8, log_probs.shape[2], log_probs.device))[0]
 
 
+def spelled(frames: int, classes: int, device: torch.device) -> tuple[str, dict[str, int]]:
+    """A text of words of five characters, .3 characters a frame, and the labels of characters; spaces have none."""
+    letters = [chr(ord("A") + label) for label in peers.spoken(3 * frames // 10, classes, device).tolist()]
+    words = ["".join(letters[k : k + 5]) for k in range(0, len(letters), 5)]
+    return " ".join(words), {chr(ord("A") + label): label for label in range(classes)}
+
+
+def word_times(log_probs: Tensor) -> Tensor:
+    """The labels of frames from the times of characters, of all segments."""
+    batch, frames, classes = log_probs.shape
+    text, dictionary = spelled(frames, classes, log_probs.device)
+    found = pm.align_segments(log_probs, [text] * batch, dictionary, frame_seconds=1.0)
+    times = [(c.start, c.end) for s in found for w in s.words for c in w.characters]
+    start, end = torch.tensor(times, dtype=torch.long).reshape(batch, -1, 2).unbind(-1)
+    change = torch.zeros(batch, frames + 1, dtype=torch.long)
+    each = peers.spoken(start.shape[1], classes, torch.device("cpu")).expand(batch, -1)
+    return change.scatter_add(1, start, each).scatter_add(1, end, -each).cumsum(1)[:, :-1].to(log_probs.device)
+
+
+def exact_word_times(log_probs: Tensor) -> Tensor:
+    targets = peers.spoken(3 * log_probs.shape[1] // 10, log_probs.shape[2], log_probs.device)
+    return oracles.labelling(log_probs, targets)
+
+
 def transduced(logits: Tensor) -> Tensor:
     batch, frames, states, classes = logits.shape
     targets = peers.spoken(states - 1, classes - 1, logits.device).expand(batch, -1)
@@ -167,6 +191,13 @@ ALIGNMENTS: list[Case] = [
         ours(labels, best_labels),
         sizes(FORWARD, LABELS, (3, 16, 5), (64, 400, 64)),
         (peers.FORCED_ALIGN.behind(20),),
+    ),
+    FunctionCase(
+        "times of words",
+        ours(word_times, exact_word_times),
+        # 20 minutes of speech in 60 segments
+        Problems({"cpu": (Size((60, 1000, 32)),)}, (FORWARD,), LABELS, (3, 20, 9)),
+        bars={("cpu", FORWARD): Bar(50e3, "eager_us")},
     ),
     FunctionCase(
         "transducer",
