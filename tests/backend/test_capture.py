@@ -32,6 +32,12 @@ def _spread(parts):
     return sum((t * torch.linspace(-1, 1, t.numel(), device=t.device).reshape(t.shape)).sum() for t in each)
 
 
+def transduced(x):
+    """Targets, frames and tokens of two instances beside x, without a copy from the host."""
+    frames, tokens = torch.full((2,), 6, device=x.device), torch.full((2,), 2, device=x.device)
+    return torch.ones(2, 2, dtype=torch.long, device=x.device), frames, tokens
+
+
 def weights(mapping):
     return lambda x: _spread(mapping(x))
 
@@ -52,6 +58,11 @@ RECORDED = {
     "projective tree": (both(pm.Marginals(pm.ProjectiveTree())), ((3, 6, 6),)),
     "spanning tree": (both(pm.Marginals(pm.SpanningTree())), ((3, 6, 6),)),
     "soft-DTW": (lambda x: pm.soft_dtw(x.square()).sum(), ((3, 6, 7),)),
+    "transducer of durations": (
+        lambda x, d: pm.tdt_loss(x, d, *transduced(x), 4, [0, 1, 2]),
+        ((2, 6, 3, 5), (2, 6, 3, 3)),
+    ),
+    "additive transducer": (lambda e, p: pm.additive_rnnt_loss(e, p, *transduced(e)), ((2, 6, 5), (2, 3, 5))),
     "SparseMap of chains": (mean(pm.SparseMap(pm.Chain(), FEW)), chain()),
     "SparseMap of trees": (mean(pm.SparseMap(pm.SpanningTree(), FEW)), ((3, 6, 6),)),
     "SparseMap of assignments": (mean(pm.SparseMap(pm.Assignment(), FEW)), ((3, 5, 5),)),

@@ -46,6 +46,8 @@ def battery() -> dict[str, Call]:
     found["learned alphas"] = learned_alphas
     found["decoding"] = decoding
     found["transducer"] = transducer
+    found["transducer of durations"] = transducer_of_durations
+    found["transducer of terms"] = transducer_of_terms
     found["CTC"] = ctc
     found["alignments"] = alignments
     found["ranks"] = ranks
@@ -137,6 +139,25 @@ def transducer(device: str, size: int) -> Results:
     lengths = (torch.tensor(n, device=device) for n in (frames, tokens))
     targets = torch.tensor([[1, 2, 3], [2, 1, 0]], device=device)
     return [pm.rnnt_loss(logits, targets, *lengths)], [logits]
+
+
+def transducer_of_durations(device: str, size: int) -> Results:
+    states, classes = 4 + 20 * size, 5 + 30 * size
+    logits = randn(device, 2, 9 + 30 * size, states, classes + 3)
+    lengths = (torch.tensor(n, device=device) for n in ((9, 8), (3, 2)))
+    targets = torch.nn.functional.pad(torch.tensor([[1, 2, 3], [2, 1, 0]], device=device), (0, states - 4))
+    given = logits[..., :classes], logits[..., classes:], targets, *lengths
+    return [pm.tdt_loss(*given, 0, [0, 1, 2], fastemit_lambda=0.1)], [logits]
+
+
+def transducer_of_terms(device: str, size: int) -> Results:
+    states, width = 4 + 20 * size, 5 + 60 * size
+    e, p = randn(device, 2, 9 + 30 * size, width), randn(device, 2, states, width, seed=1)
+    weight = randn(device, 7 + 50 * size, width, seed=2)
+    lengths = tuple(torch.tensor(n, device=device) for n in ((9, 8), (3, 2)))
+    targets = torch.nn.functional.pad(torch.tensor([[1, 2, 3], [2, 1, 0]], device=device), (0, states - 4))
+    losses = [pm.additive_rnnt_loss(e, p, targets, *lengths), pm.joint_rnnt_loss(e, p, weight, targets, *lengths)]
+    return losses, [e, p, weight]
 
 
 def ctc(device: str, size: int) -> Results:

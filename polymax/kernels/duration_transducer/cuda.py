@@ -67,7 +67,11 @@ def duration_transducer_tangent(*args: Any) -> tuple[Tensor, ...]:
 
 @keep_tensors(64)
 def _steps(durations: tuple[int, ...], device: torch.device) -> Tensor:
-    return torch.tensor(durations, dtype=torch.int32, device=device)
+    steps = torch.empty(len(durations), dtype=torch.int32, device=device)
+    # a copy from the host cannot be recorded in a CUDA graph
+    for i, d in enumerate(durations):
+        steps[i].fill_(d)
+    return steps
 
 
 def _sizes(duration):
