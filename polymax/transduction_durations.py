@@ -41,8 +41,8 @@ def tdt_loss(
 
     A token, or a blank, with duration durations[i] leads to frame t + durations[i]. A blank takes a frame at least, and
     the last step is a blank that leads to the end of the frames exactly. Targets that no steps fit have an infinite
-    loss and no gradient. `rnnt_loss` is the loss for durations [0, 1] if all tokens have duration 0 and all blanks
-    duration 1.
+    loss and no gradient. With durations [0, 1], the alignments whose tokens all have duration 0 are those of
+    `rnnt_loss`.
 
     "mean" divides each loss by its number of tokens, at least 1, and takes the mean; "mean_batch" is the mean of
     losses, "mean_volume" their sum divided by the number of all tokens.

@@ -80,7 +80,7 @@ def test_derivatives_of_tdt_loss(durations):
 
 
 def test_tdt_loss_is_hugging_face_s():
-    """Their own case: value and reductions, by numbers that NeMo gave."""
+    """The case in the tests of Transformers, with the numbers that NeMo gave for it."""
     torch.manual_seed(42)
     logits = torch.randn(2, 8, 5, 11)
     targets = torch.tensor([[4, 2, 2, 1], [0, 4, 2, 4]])
@@ -110,29 +110,31 @@ def test_tdt_loss_is_that_of_transformers(reduction):
         close(b, a.detach(), "the loss of Transformers, and its gradient")
 
 
-def test_durations_0_and_1_give_rnnt_loss():
-    """All tokens have duration 0, and all blanks duration 1: here a token decides with which probability."""
-    tokens, _, targets, frames, counts = problem([0, 1])
-    losses = pm.rnnt_loss(tokens, targets, frames, counts, 4, reduction="none")
-    found = []
-    for b in range(len(frames)):
-        n, m = int(frames[b]), int(counts[b])
-        # an arc's duration does not depend on its class, so that arcs are told apart one by one: by paths
-        log_probs, total = tokens[b].log_softmax(-1), []
-        for ends in itertools.combinations_with_replacement(range(m + 1), n - 1):
-            score, u = 0, 0
-            for t, end in enumerate((*ends, m)):
-                for _ in range(end - u):
-                    score, u = score + log_probs[t, u, targets[b, u]], u + 1
-                score = score + log_probs[t, u, 4]
-            total.append(score)
-        found.append(-torch.stack(total).logsumexp(0))
-    close(torch.stack(found), losses, "paths of both")
-    only = torch.full((*tokens.shape[:3], 1), 0.0, dtype=torch.float64)
-    alone = pm.tdt_loss(tokens[:, :, :1], only[:, :, :1], targets[:, :0], frames, counts * 0, 4, [1], 0.0, "none")
-    close(alone, pm.rnnt_loss(tokens[:, :, :1], targets[:, :0], frames, counts * 0, 4, reduction="none"), "no token")
-    mixed = pm.tdt_loss(tokens, tokens[..., :2], targets, frames, counts, 4, [0, 1], omega=1.0, reduction="none")
-    close(mixed, losses, "omega 1 is the plain loss")
+def test_durations_0_and_1_and_rnnt_loss():
+    """With durations [0, 1], the alignments whose tokens all have duration 0 are those of `rnnt_loss`.
+
+    If all cells have the probabilities 1 - q and q of the durations, the probability of the targets is q^T times a
+    polynomial in 1 - q. An alignment with k tokens of duration 1 adds to its coefficient m - k.
+    """
+    tokens, _, targets, *_ = problem([0, 1], batch=1)
+    sizes = torch.tensor([6]), torch.tensor([3])
+    points = torch.tensor([0.2, 0.4, 0.6, 0.8], dtype=torch.float64)
+    sums = []
+    for q in points:
+        long = torch.stack([1 - q, q]).log().expand(1, 6, 4, 2)
+        loss = pm.tdt_loss(tokens, long, targets, *sizes, 4, [0, 1], reduction="none")
+        sums.append((-loss[0]).exp() / q**6)
+    powers = (1 - points)[:, None] ** torch.arange(4)
+    coefficients = torch.linalg.solve(powers, torch.stack(sums))
+    close(-coefficients[3].log(), pm.rnnt_loss(tokens, targets, *sizes, 4), "tokens of duration 0 alone")
+    assert (coefficients > 0).all()
+    # with blanks alone, every step has duration 1
+    given = targets[:, :0], torch.tensor([6]), torch.tensor([0]), 4
+    first = tokens[:, :, :1]
+    blanks = pm.tdt_loss(first, torch.zeros_like(first[..., :1]), *given, [1], reduction="none")
+    close(blanks, pm.rnnt_loss(first, *given, reduction="none"), "no token")
+    mixed = pm.tdt_loss(tokens, tokens[..., :2], targets, *sizes, 4, [0, 1], omega=1.0, reduction="none")
+    close(mixed, pm.rnnt_loss(tokens, targets, *sizes, 4, reduction="none"), "omega 1 is the plain loss")
 
 
 def test_fastemit():
@@ -386,6 +388,7 @@ def test_joint_loss_is_compiled_and_mapped():
         close(a, b, "the gradient of torch.func")
 
 
+@pytest.mark.device
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("shape", [(3, 11, 5, 37), (2, 1, 1, 1), (1, 9, 17, 70), (2, 0, 2, 3)], ids=str)
@@ -452,6 +455,7 @@ def test_memory_of_the_joint_loss(monkeypatch):
     assert ours > 4 * batch * n * (m + 1)
 
 
+@pytest.mark.device
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
 def test_slices_of_rows_are_not_copied():
     pytest.importorskip("triton")
