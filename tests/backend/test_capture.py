@@ -100,6 +100,30 @@ def test_graphs_replay(name):
             close(actual.cpu(), wanted.cpu(), f"{name} in a graph == outside")
 
 
+@pytest.mark.parametrize(
+    ("shape", "ragged"), [((7, 16, 300, 60), True), ((7, 16, 60, 300), True), ((1, 600, 700), False)]
+)
+def test_graphs_match_rows_and_columns(shape, ragged):
+    """Seven layers of a detector in one call, or a matrix that many programs share."""
+    first, second = torch.rand(2, *shape, device="cuda")
+    sizes = [torch.randint(5 if k < 100 else k, k + 1, shape[:-2], device="cuda") for k in shape[-2:]]
+
+    def matched(cost):
+        return pm.linear_sum_assignment(cost, lengths=tuple(sizes) if ragged else None, infeasible="skip")
+
+    expected = [matched(cost) for cost in (first, second)]
+    cost = first.clone()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        found = matched(cost)
+    for given, truth in zip((first, second), expected, strict=True):
+        cost.copy_(given)
+        graph.replay()
+        assert all(torch.equal(a, b) for a, b in zip(found, truth, strict=True))
+        assert int((found[0] >= 0).sum()) >= 5
+
+
 # the call is refused before it launches anything
 @pytest.mark.filterwarnings("ignore:The CUDA Graph is empty")
 def test_a_graph_records_few_iterations():

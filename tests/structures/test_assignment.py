@@ -21,8 +21,8 @@ FILES = ["reference", "cpu", *(["cuda"] if HAS_TRITON else [])]
 KINDS = ["normal", "integers", "few", "masked", "sparse"]
 
 
-def solver(file):
-    function = import_module(f"polymax.kernels.assignment.{file}").assignment
+def solver(file, function="assignment"):
+    function = getattr(import_module(f"polymax.kernels.assignment.{file}"), function)
     device = GPU if file == "cuda" else "cpu"
     return lambda *args: tuple(out.cpu() for out in function(*(a.to(device) for a in args)))
 
@@ -154,6 +154,41 @@ def test_bad_numbers_stay_in_their_instance(file):
         equal(a[1], b[1], "bad numbers stay in their instance")
 
 
+@pytest.mark.skipif(not HAS_TRITON, reason="triton is not installed")
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+@pytest.mark.parametrize(("kind", "n", "m"), [("normal", 9, 14), ("few", 12, 12), ("masked", 14, 9), ("sparse", 4, 4)])
+def test_many_programs_share_a_matrix(kind, n, m):
+    args = problems(kind, 4, n, m)
+    args[0][1, 0, 0] = NAN
+    match, u, v = solver("cuda", "by_many")(*args)
+    assert bool((match[1] == -1).all())
+    rows, columns = args[1][1], args[2][1]
+    if rows > 0 and columns > 0:
+        assert bool(torch.isnan(u[1, :rows]).all() & torch.isnan(v[1, :columns]).all())
+    kept = [0, 2, 3]
+    args = [t[kept] for t in args]
+    score = certified(*args, match[kept], u[kept], v[kept], 1e-9)
+    close(score, best_scores(*args), "the best score is SciPy's")
+    for a, b in zip((match[kept], u[kept], v[kept]), solver("cuda", "by_many")(*args), strict=True):
+        equal(a, b, "the same matrices give the same bits")
+
+
+@pytest.mark.skipif(not HAS_TRITON, reason="triton is not installed")
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+def test_one_program_ends_what_many_leave(monkeypatch):
+    wide = import_module("polymax.kernels.assignment.cuda_wide")
+    args = problems("products", 1, 7, 7)
+    args[0][:] = torch.arange(1.0, 8)[:, None] * torch.arange(1.0, 8)
+    left = []
+    for most in (0, 10_000):
+        monkeypatch.setattr(wide, "limit", lambda n, m, most=most: most)
+        _, numbers, slot = wide.spread(*(t.to(GPU) for t in args))
+        left.append(int(numbers[0, slot, wide.LEFT.value]))
+        score = certified(*args, *solver("cuda", "by_many")(*args), 1e-9)
+        close(score, best_scores(*args), "the best score is SciPy's")
+    assert left[0] > 0 == left[1]
+
+
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
 @pytest.mark.parametrize("file", FILES)
 def test_ties_are_broken_the_same_way(file):
@@ -179,6 +214,23 @@ def test_large_ones_on_the_gpu(kind):
         args = problems(kind, 8, n, m, dtype=torch.float32)
         score = certified(*args, *solver("cuda")(*args), 1e-4)
         close(score / n, best_scores(*args) / n, "the best score is SciPy's")
+
+
+@pytest.mark.device
+@pytest.mark.skipif(GPU == "cpu", reason="large matrices are slow in the interpreter")
+@pytest.mark.parametrize("kind", [*KINDS, "distances", "equal"])
+@pytest.mark.parametrize("shape", [(1, 1000, 1000), (2, 700, 1500), (3, 900, 300), (1, 2500, 2500)])
+def test_few_large_ones_on_the_gpu(kind, shape):
+    x, rows, columns = problems(kind, *shape, dtype=torch.float64)
+    if kind == "distances":
+        x = -torch.cdist(torch.randn(shape[0], shape[1], 8), torch.randn(shape[0], shape[2], 8) + 1).square().double()
+    if kind == "equal":
+        x = torch.ones_like(x)
+    first, again = solver("cuda")(x, rows, columns), solver("cuda")(x, rows, columns)
+    for a, b in zip(first, again, strict=True):
+        equal(a, b, "the same call gives the same bits")
+    score = certified(x, rows, columns, *first, 1e-9)
+    close(score, best_scores(x, rows, columns), "the best score is SciPy's")
 
 
 def test_ties_of_float32_are_exact():

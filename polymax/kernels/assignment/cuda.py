@@ -1,9 +1,10 @@
-"""Linear assignment for Triton: one program per matrix, one launch, the columns in registers.
+"""Linear assignment for Triton: one program per matrix, the columns in registers; many before it for few large ones.
 
 The algorithm is that of numba_match.py: bids, then a shortest augmenting path for each row without a column. A thread
 keeps the state of its columns in registers: their prices, owners and the owners' scores, distances, and the columns
 before them on a path. A step is one row from memory and one reduction with all results for the next step. With more
-rows than columns the matrix is read as its transpose. All arithmetic is in float64.
+rows than columns the matrix is read as its transpose. All arithmetic is in float64. If matrices are large and few,
+cuda_wide.py leaves it little to do.
 """
 
 import triton
@@ -13,21 +14,46 @@ from torch import Tensor
 from polymax.backend.triton_launch import Entry
 from polymax.backend.triton_math import ceil_power, on_device
 from polymax.kernels.assignment import outputs
+from polymax.kernels.assignment.cuda_wide import GOOD, LEFT, spread
 
 LARGEST = 4096
+# sizes from which, and number of matrices up to which, many programs share a matrix
+_WIDE, _FEW = 256, 16
 
 
 def assignment(scores: Tensor, rows: Tensor, columns: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    match, u, v = outputs(scores)
     batch, n, m = scores.shape
     if max(n, m) > LARGEST:
         raise ValueError(f"scores must have at most {LARGEST} rows and columns on CUDA; got {n} and {m}")
+    solve = by_many if batch <= _FEW and max(n, m) >= _WIDE else by_one
+    return solve(scores, rows, columns)
+
+
+def by_one(scores: Tensor, rows: Tensor, columns: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the outputs of `assignment`, each matrix by one program."""
+    match, u, v = outputs(scores)
+    batch, n, m = scores.shape
     if scores.numel() == 0:
         return match.fill_(-1), u.zero_(), v.zero_()
     size, warps = tile(n, m)
     args = scores.contiguous(), rows.contiguous(), columns.contiguous(), match, u, v
     with on_device(scores):
         _entry[(batch,)](*args, n, m, BN=size, num_warps=warps, num_stages=1)
+    return match, u, v
+
+
+def by_many(scores: Tensor, rows: Tensor, columns: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the outputs of `assignment`, each matrix by many programs and what they leave by one."""
+    match, u, v = outputs(scores)
+    batch, n, m = scores.shape
+    if scores.numel() == 0:
+        return match.fill_(-1), u.zero_(), v.zero_()
+    size, warps = tile(n, m)
+    given = scores.contiguous(), rows.contiguous(), columns.contiguous()
+    with on_device(scores):
+        reals, integers, slot = spread(*given)
+        args = *given, reals, integers, match, u, v, n, m, reals.shape[-1], slot
+        _finish[(batch,)](*args, BN=size, num_warps=warps, num_stages=1)
     return match, u, v
 
 
@@ -43,9 +69,6 @@ def match_instance(p_scores, p_rows, p_columns, p_match, p_u, p_v, n, m, BN: tl.
     rows = tl.load(p_rows + i_b).to(tl.int32)
     columns = tl.load(p_columns + i_b).to(tl.int32)
     p_scores += i_b * n * m
-    p_match += i_b * n
-    p_u += i_b * n
-    p_v += i_b * m
     # each index of the short side gets one of the long side: call them rows and columns
     flipped = rows > columns
     short, long = tl.minimum(rows, columns), tl.maximum(rows, columns)
@@ -57,10 +80,63 @@ def match_instance(p_scores, p_rows, p_columns, p_match, p_u, p_v, n, m, BN: tl.
     possible = tl.min(tl.where(m_in, b_v, 0), 0) > float("-inf")
     go = (good & possible).to(tl.int32)
     b_owner, b_held, b_v = _bids(p_x, stride, short * go, m_in, o_j, b_v, BN)
-    for i in range(short * go):
+    b_owner, b_held, b_v, go = _augment_all(p_x, stride, short * go, m_in, o_j, b_owner, b_held, b_v, go, BN)
+    _write(
+        *(p_match + i_b * n, p_u + i_b * n, p_v + i_b * m, n, m, rows, columns, o_j),
+        *(b_owner, b_held, b_v, good, go, BN),
+    )
+
+
+# SparseMAP's programs call the function without Entry
+_entry = Entry(match_instance)
+
+
+@Entry
+@triton.jit
+def _finish(p_scores, p_rows, p_columns, p_reals, p_integers, p_match, p_u, p_v, n, m, width, slot, BN: tl.constexpr):
+    """Give the rows that `spread` left a column, and write the result."""
+    i_b = tl.program_id(0).to(tl.int64)
+    rows = tl.load(p_rows + i_b).to(tl.int32)
+    columns = tl.load(p_columns + i_b).to(tl.int32)
+    p_scores += i_b * n * m
+    p_reals += i_b * 7 * width
+    p_integers += i_b * 14 * width
+    flipped = rows > columns
+    short, long = tl.minimum(rows, columns), tl.maximum(rows, columns)
+    stride = tl.where(flipped, 1, m)
+    o_j = tl.arange(0, BN)
+    m_in = o_j < long
+    p_x = p_scores + o_j * tl.where(flipped, m, 1)
+    b_v = tl.load(p_reals + o_j, mask=m_in, other=0.0)
+    b_owner = tl.load(p_integers + o_j, mask=m_in, other=-1)
+    good = tl.load(p_integers + slot * width + GOOD) > 0
+    left = tl.load(p_integers + slot * width + LEFT)
+    possible = tl.min(tl.where(m_in, b_v, 0), 0) > float("-inf")
+    go = (good & possible).to(tl.int32)
+    b_held = tl.load(p_x + b_owner * stride, mask=m_in & (b_owner >= 0), other=0.0).to(tl.float64)
+    todo = tl.where(left > 0, short, 0) * go
+    b_owner, b_held, b_v, go = _augment_all(p_x, stride, todo, m_in, o_j, b_owner, b_held, b_v, go, BN)
+    _write(
+        *(p_match + i_b * n, p_u + i_b * n, p_v + i_b * m, n, m, rows, columns, o_j),
+        *(b_owner, b_held, b_v, good, go, BN),
+    )
+
+
+@triton.jit
+def _augment_all(p_x, stride, count, m_in, o_j, b_owner, b_held, b_v, go, BN: tl.constexpr):
+    """Give each of the first rows a column if it has none; the last result is 0 if one cannot have any."""
+    for i in range(count):
         if (go > 0) & (tl.max((b_owner == i).to(tl.int32), 0) == 0):
             b_owner, b_held, b_v, go = _augment(p_x, stride, i, m_in, o_j, b_owner, b_held, b_v, BN)
+    return b_owner, b_held, b_v, go
 
+
+@triton.jit
+def _write(p_match, p_u, p_v, n, m, rows, columns, o_j, b_owner, b_held, b_v, good, go, BN: tl.constexpr):
+    """Write pairs and duals, given the owners of the columns, or of the rows if there are more of these."""
+    flipped = rows > columns
+    short, long = tl.minimum(rows, columns), tl.maximum(rows, columns)
+    m_in = o_j < long
     b_none = tl.where(good, tl.where(go > 0, 0.0, float("-inf")), float("nan"))
     tl.store(p_match + o_j, tl.full([BN], -1, tl.int64), mask=o_j < n)
     tl.store(p_u + o_j, tl.where(o_j < rows, b_none, 0.0), mask=o_j < n)
@@ -76,10 +152,6 @@ def match_instance(p_scores, p_rows, p_columns, p_match, p_u, p_v, n, m, BN: tl.
     tl.store(p_match + b_first, b_second.to(tl.int64), mask=m_pair)
     tl.store(tl.where(flipped, p_v, p_u) + b_owner, b_held - b_v, mask=m_pair)
     tl.store(tl.where(flipped, p_u, p_v) + o_j, b_v, mask=m_in)
-
-
-# SparseMAP's programs call the function without Entry
-_entry = Entry(match_instance)
 
 
 @triton.jit

@@ -178,10 +178,10 @@ def _augment(scores, m, start, match, owner, taken, v, reals, indices):
     taken[j] = np.inf
     k, length = count, distance
     while k > 0:
-        # the first row that gives the column its distance precedes it on the path
-        last, k = k - 1, 0
-        while k < last and base[k] + (v[j] - scores[row[k], j]) != length:
-            k += 1
+        # the last row that gives the column its distance precedes it on the path
+        k -= 1
+        while k > 0 and base[k] + (v[j] - scores[row[k], j]) != length:
+            k -= 1
         match[row[k]], owner[j] = j, row[k]
         j, length = through[k], near[k]
     for k in range(1, count):
