@@ -47,6 +47,40 @@ def test_equal_to_scipy(shape, maximize):
         equal_to_scipy(cost, maximize)
 
 
+KINDS = {
+    "normal": lambda g, *shape: g.standard_normal(shape),
+    "uniform": lambda g, *shape: g.random(shape, dtype=np.float32),
+    "integers": lambda g, *shape: g.integers(-(2**40), 2**40, shape),
+    "tied": lambda g, *shape: g.integers(0, 3, shape).astype(float),
+    "distances": lambda g, n, m: np.square(g.random((n, 1, 3)) - g.random((m, 3))).sum(-1),
+    "products": lambda g, n, m: np.outer(np.arange(n) + 1.0, np.arange(m) + 1.0),
+    "masked": lambda g, *shape: np.where(g.random(shape) < 0.2, np.inf, g.standard_normal(shape)),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_costs_of_random_shapes_are_those_of_scipy(kind):
+    g = np.random.default_rng(0)
+    solved = 0
+    for k in range(100):
+        n, m = g.integers(0, 200 if k % 20 == 0 else 30, 2)
+        cost = KINDS[kind](g, n, n if k % 3 == 0 else m)
+        try:
+            expected = linear_sum_assignment(cost)
+        except ValueError:
+            with pytest.raises(ValueError, match="infeasible"):
+                pm.linear_sum_assignment(torch.from_numpy(cost))
+            continue
+        rows, columns = (t.numpy() for t in pm.linear_sum_assignment(torch.from_numpy(cost)))
+        solved += 1
+        assert len(set(rows)) == len(set(columns)) == len(expected[0])
+        total = cost[rows, columns].sum()
+        if kind in ("integers", "tied", "products"):
+            assert total == cost[expected].sum()
+        assert total == pytest.approx(cost[expected].sum(), rel=1e-13 if cost.dtype != np.float32 else 1e-6)
+    assert solved > 60
+
+
 @pytest.mark.parametrize(("n", "m"), [(6, 6), (4, 9), (9, 4), (5, 0), (0, 5)])
 def test_ragged_batches(n, m):
     g = torch.Generator().manual_seed(1)
