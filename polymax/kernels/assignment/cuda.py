@@ -99,8 +99,8 @@ def _finish(p_scores, p_rows, p_columns, p_reals, p_integers, p_match, p_u, p_v,
     rows = tl.load(p_rows + i_b).to(tl.int32)
     columns = tl.load(p_columns + i_b).to(tl.int32)
     p_scores += i_b * n * m
-    p_reals += i_b * 7 * width
-    p_integers += i_b * 14 * width
+    p_reals += i_b * 9 * width
+    p_integers += i_b * 15 * width
     flipped = rows > columns
     short, long = tl.minimum(rows, columns), tl.maximum(rows, columns)
     stride = tl.where(flipped, 1, m)
