@@ -116,8 +116,21 @@ SPARSEMAP: list[Case] = [
     FunctionCase(
         "assignment",
         BEST_ASSIGNMENT,
-        found(COLUMNS, (3, 5, 5), cpu=(Size((64, 200, 200)),), cuda=(within(12, 208, 300, 300),)),
+        found(
+            COLUMNS, (3, 5, 5), cpu=(Size((64, 200, 200)),), cuda=(within(12, 208, 300, 300), within(7, 256, 350, 350))
+        ),
         (peers.SCIPY.behind(4), peers.LAPJV.behind(1), peers.LAPJVS, peers.TORCH_LINEAR_ASSIGNMENT),
+    ),
+    FunctionCase(
+        "large assignment",
+        BEST_ASSIGNMENT,
+        found(
+            COLUMNS,
+            (1, 6, 6),
+            cpu=(Size((1, 1024, 1024)),),
+            cuda=(within(6, 1, 1024, 1024), within(100, 1, 4096, 4096)),
+        ),
+        (peers.SCIPY.behind(1), peers.LAPJV),
     ),
 ]
 
