@@ -31,6 +31,7 @@ from polymax.nn.scorers import AdditiveScorer as AdditiveScorer
 from polymax.nn.scorers import ArcScorer as ArcScorer
 from polymax.nn.scorers import BilinearScorer as BilinearScorer
 from polymax.nn.scorers import DotScorer as DotScorer
+from polymax.nn.scorers import RelationScorer as RelationScorer
 from polymax.nn.scorers import SegmentScorer as SegmentScorer
 from polymax.nn.shift_reduce import balanced as balanced
 from polymax.nn.shift_reduce import bracket_f1 as bracket_f1

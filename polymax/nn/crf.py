@@ -157,9 +157,19 @@ class CRF(nn.Module):
     def decode(self, emissions: Tensor | Ragged, mask: Tensor | None = None) -> list[list[int]]:
         """The most probable tags of each sequence, a tag for each token; positions that are left out have no tag."""
         with torch.no_grad():
-            unary, transition, chain, kept, _, _ = self._scores(emissions, mask)
-            tags = used_index(chain.states(HARD, unary, transition)).tolist()
-        return [row[:n] for row, n in zip(tags, kept.sum(1).tolist(), strict=True)]
+            scored = self._scores(emissions, mask)
+            tags = used_index(scored.chain.states(HARD, scored.unary, scored.transition)).tolist()
+        return [row[:n] for row, n in zip(tags, scored.kept.sum(1).tolist(), strict=True)]
+
+    def best_tags(self, emissions: Tensor | Ragged, mask: Tensor | None = None) -> Tensor:
+        """The most probable tags as one tensor shaped like the mask, -1 at positions left out.
+
+        The values are those of `decode`; this method does not wait for a device, and torch.export records it.
+        """
+        with torch.no_grad():
+            scored = self._scores(emissions, mask)
+            tags = scored.restored(used_index(scored.chain.states(HARD, scored.unary, scored.transition)), -1)
+        return tags if self.batch_first else tags.transpose(0, 1)
 
     def marginals(self, emissions: Tensor | Ragged, mask: Tensor | None = None) -> Any:
         """p(y_t = tag), in the form of the emissions (tensor, list or PackedSequence); 0 at positions left out."""

@@ -141,6 +141,38 @@ class ArcScorer(nn.Module):
         return self.pair(heads, modifiers) + self.prior(heads)
 
 
+class RelationScorer(nn.Module):
+    """Scores of the relations of words to given heads: a bilinear form for each relation.
+
+        scores[m, r] = <[tanh(H x_h), 1], W_r [tanh(M x_m), 1]>        h the head of m, x_0 the root
+
+    In training, entries of the hidden vectors are dropped with probability `dropout`.
+
+    Shapes: nodes (b, n + 1, dim), as `ArcScorer.with_root` gives them; heads (b, n), -1 at padding; scores (b, n, r)
+
+    Example:
+        >>> RelationScorer(4, 8, 3)(torch.zeros(1, 3, 4), torch.tensor([[2, 0]])).shape
+        torch.Size([1, 2, 3])
+
+    See: Dozat and Manning 2017, Deep biaffine attention for neural dependency parsing, section 2.
+    """
+
+    def __init__(self, dim: int, hidden_dim: int, relations: int, dropout: float = 0.0) -> None:
+        super().__init__()
+        self.head = nn.Linear(dim, hidden_dim)
+        self.modifier = nn.Linear(dim, hidden_dim)
+        self.forms = nn.Parameter(torch.empty(relations, hidden_dim + 1, hidden_dim + 1))
+        nn.init.uniform_(self.forms, -1 / hidden_dim, 1 / hidden_dim)
+        self.dropout = nn.Dropout(dropout)
+
+    def forward(self, nodes: Tensor, heads: Tensor) -> Tensor:
+        above = self.head(nodes)
+        above = above.gather(1, heads.clamp(min=0).unsqueeze(-1).expand(-1, -1, above.shape[-1]))
+        first, second = (self.dropout(torch.tanh(part)) for part in (above, self.modifier(nodes[:, 1:])))
+        first, second = (nn.functional.pad(part, (0, 1), value=1.0) for part in (first, second))
+        return torch.einsum("bnlh,bnh->bnl", torch.einsum("bnm,lhm->bnlh", second, self.forms), first)
+
+
 def pairwise_scores(scorer: nn.Module, query: Tensor, keys: Tensor) -> Tensor:
     """Scores (*batch, S) of one query (*batch, Q), or (*batch, T, S) of several."""
     if query.dim() == keys.dim():

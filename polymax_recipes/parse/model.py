@@ -10,9 +10,8 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 import polymax as pm
-from polymax.nn import ArcScorer
+from polymax.nn import ArcScorer, RelationScorer
 from polymax_recipes.parse.data import ROOT, Batch, universal
-from polymax_recipes.parse.relations import RelationScorer
 from polymax_recipes.parse.second_order import PairScorer
 from polymax_recipes.text.reader import TextReader
 from polymax_recipes.text.tokens import Tokens, numbers
