@@ -110,6 +110,11 @@ from polymax.regularizers import SquaredPNorm as SquaredPNorm
 from polymax.regularizers import Tsallis as Tsallis
 from polymax.regularizers import Zero as Zero
 
+# soft and random selections
+from polymax.selection import SoftTopK as SoftTopK
+from polymax.selection import gumbel_softmax as gumbel_softmax
+from polymax.selection import soft_topk as soft_topk
+
 # alignments of sequences with gaps, to read
 from polymax.sequences import aligned_strings as aligned_strings
 from polymax.sequences import cigar as cigar
@@ -221,7 +226,6 @@ _ELSEWHERE = {
     "entmax15_loss": "pm.entmax_loss",
     "entmax_bisect": "pm.entmax",
     "entmax_bisect_loss": "pm.entmax_loss",
-    "gumbel_softmax": "pm.PerturbAndMap(pm.Simplex(), through=pm.Marginals(pm.Simplex()))",
     "normmax_bisect": "pm.normmax",
     "sparsemax_bisect": "pm.sparsemax",
 }

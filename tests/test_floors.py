@@ -30,6 +30,7 @@ FLOORS = (
         "likelihoods",
         "mappings",
         "matching",
+        "selection",
         "sequences",
         "speech",
         "transduction",
