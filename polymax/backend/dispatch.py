@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from polymax.backend.function import refuse_trace, tracing
+from polymax.backend.function import refuse_trace, refuse_untranslated, tracing
 
 # the library object owns the registrations: they exist as long as it does
 _LIBRARY = torch.library.Library("polymax", "DEF")
@@ -64,7 +64,12 @@ def _declared(package: str, schema: str, fake: Callable[..., Any], batching: Cal
         if find_spec(f"{package}.{file}") is not None:
             _LIBRARY.impl(name, _lazily(package, file, name), key)
     op = getattr(torch.ops.polymax, name).default
-    torch.library.register_fake(f"polymax::{name}", fake, lib=_LIBRARY)
+
+    def known(*args: Any) -> Any:
+        refuse_untranslated(name)
+        return fake(*args)
+
+    torch.library.register_fake(f"polymax::{name}", known, lib=_LIBRARY)
     torch.library.register_vmap(f"polymax::{name}", batching(op), lib=_LIBRARY)
     return Operator(op, package, name)
 

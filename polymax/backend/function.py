@@ -1,5 +1,6 @@
 """Autograd functions with their own derivatives, called with little overhead."""
 
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cache, lru_cache
@@ -60,6 +61,12 @@ def functional() -> bool:
     return torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0
 
 
+# where errors of exports point
+_ONNX = (
+    "torch.onnx.export takes them with dynamo=True and "
+    "custom_translation_table=polymax.integrations.onnx.translation_table(): see the how-to Export to ONNX"
+)
+
 # returns what torch.jit.trace has recorded, None if it is not active; torch.compile supports this function
 tracing = torch._C._get_tracing_state
 
@@ -70,8 +77,17 @@ def refuse_trace() -> None:
     """
     raise RuntimeError(
         "torch.jit.trace cannot record the kernels and solvers of polymax: it would keep their results for the example "
-        "inputs as constants; torch.compile and torch.export record them"
+        f"inputs as constants; torch.compile and torch.export record them; {_ONNX}"
     )
+
+
+def refuse_untranslated(name: str) -> None:
+    """Raise RuntimeError if an ONNX export, which has no translation of the operator, is under way.
+
+    The exporter's own error names the operator, but not where its translation is.
+    """
+    if torch.onnx.is_in_onnx_export() and "polymax.integrations.onnx" not in sys.modules:
+        raise RuntimeError(f"polymax::{name} needs a translation to ONNX; {_ONNX}")
 
 
 def outside_transforms() -> AbstractContextManager[Any]:

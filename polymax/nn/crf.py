@@ -245,7 +245,8 @@ class CRF(nn.Module):
         order = None
         if not _check.readable(kept) or bool((kept[:, 1:] & ~kept[:, :-1]).any()):
             # the tokens come first, in their order
-            order = torch.sort((~kept).to(torch.uint8), dim=1, stable=True).indices
+            position = torch.arange(kept.shape[1], device=kept.device)
+            order = torch.where(kept, position, position + kept.shape[1]).argsort(1)
             emissions = emissions.gather(1, _wide_index(order, emissions))
             kept = kept.gather(1, order)
         lengths = kept.sum(1)

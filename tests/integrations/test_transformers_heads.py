@@ -295,11 +295,10 @@ def test_models_compile(make):
         close(fn(**inputs, **given).loss, mode(**inputs, **given).loss, "compiled is the same")
 
 
-@every
-@pytest.mark.parametrize("loss", ["crf", "svm", "sparsemap"])
+@pytest.mark.parametrize(
+    ("name", "loss"), [*((name, "crf") for name in ENCODERS), ("bert", "svm"), ("bert", "sparsemap")]
+)
 def test_the_loss_of_trees(name, loss):
-    if name not in ("bert", "t5") and loss != "crf":
-        pytest.skip("losses are tried on two encoders")
     model, (inputs, _), given = parser(name, loss=loss), tokens(), trees()
     output = model(**inputs, **given)
     states = model.encoder(**inputs).last_hidden_state

@@ -1,4 +1,4 @@
-"""Hugging Face Transformers: every mapping as an attention implementation, chosen by name; sparse losses of words; heads of structures."""
+"""Hugging Face Transformers: mappings as attention implementations, sparse losses of words, and structured heads."""
 
 from polymax.integrations.transformers.cache import BoxedCache as BoxedCache
 from polymax.integrations.transformers.encoders import word_labels as word_labels

@@ -189,6 +189,12 @@ def token_kinds(tokenizer: Any, size: int) -> Tensor:
     return kinds
 
 
+def word_places(words: Tensor) -> Tensor:
+    """Return the positions of first subwords in order, and then those of other tokens: words and result (B, n)."""
+    position = torch.arange(words.shape[1], device=words.device)
+    return torch.where(words, position, position + words.shape[1]).argsort(1)
+
+
 def word_labels(encoding: Any, labels: Sequence[Sequence[int]]) -> list[list[int]]:
     """Return labels of tokens from labels of words: -100 at subwords that are not first, and at special tokens.
 
@@ -202,9 +208,7 @@ def word_labels(encoding: Any, labels: Sequence[Sequence[int]]) -> list[list[int
     for k, given in enumerate(labels):
         ids = encoding.word_ids(k)
         before = [None, *ids[:-1]]
-        found.append(
-            [IGNORED if a is None or a == b else given[a] for a, b in zip(ids, before, strict=True)]
-        )
+        found.append([IGNORED if a is None or a == b else given[a] for a, b in zip(ids, before, strict=True)])
     return found
 
 

@@ -11,7 +11,7 @@ from transformers import AutoConfig, AutoModel
 from transformers.utils import ModelOutput
 
 from polymax import _check
-from polymax.integrations.transformers.encoders import IGNORED, EncoderHeadConfig, EncoderWithHead
+from polymax.integrations.transformers.encoders import IGNORED, EncoderHeadConfig, EncoderWithHead, word_places
 from polymax.losses import crf_loss, sparsemap_loss, svm_loss
 from polymax.nn.scorers import ArcScorer, RelationScorer
 from polymax.structures import ProjectiveTree, SpanningTree
@@ -152,12 +152,14 @@ class DependencyParserModel(EncoderWithHead):
         if head_labels is not None:
             word_mask = head_labels != IGNORED
         words, _ = self._words(input_ids, attention_mask, word_mask, states)
-        place, lengths = _first_places(words)
+        place, lengths = word_places(words), words.sum(1)
+        if _check.readable(lengths) and len(lengths):
+            place = place[:, : int(lengths.max())]
         nodes = self.arcs.with_root(_taken(states, place))
         arcs = self.arcs(nodes[:, 1:]).float()
         trees = self._trees(lengths)
-        found = ParserOutput(arcs=arcs, hidden_states=output.hidden_states, attentions=output.attentions)
         inside = torch.arange(place.shape[1], device=place.device) < lengths.unsqueeze(-1)
+        loss = best = relations = None
         if head_labels is not None:
             heads = torch.where(inside, head_labels.gather(1, place), -1)
             total = TREE_LOSSES[self.config.loss](trees, arcs, heads, reduction="sum")
@@ -165,16 +167,14 @@ class DependencyParserModel(EncoderWithHead):
                 known = torch.where(inside, labels.gather(1, place), IGNORED)
                 scores = self.relations(nodes, heads).float()
                 total = total + cross_entropy(scores.flatten(0, 1), known.flatten(), reduction="sum")
-            found.loss = total / lengths.sum().clamp(min=1)
+            loss = total / lengths.sum().clamp(min=1)
         if not self.training:
             with torch.no_grad():
                 heads = trees.decode(trees.map(arcs))
-                best = [heads] if self.relations is None else [heads, self._best_relations(nodes, heads)]
-                # padding is written behind the last token
-                at = torch.where(inside, place, words.shape[1])
-                whole = [heads.new_full((len(words), words.shape[1] + 1), IGNORED).scatter(1, at, t) for t in best]
-            found.heads = whole[0][:, :-1]
-            found.relations = whole[1][:, :-1] if len(whole) > 1 else None
+                best = _spread(heads, place, inside, words)
+                if self.relations is not None:
+                    relations = _spread(self._best_relations(nodes, heads), place, inside, words)
+        found = ParserOutput(loss, best, relations, arcs, output.hidden_states, output.attentions)
         return found.to_tuple() if return_dict is False else found
 
     @torch.no_grad()
@@ -255,10 +255,11 @@ class ParserCollator:
         return batch
 
 
-def _first_places(words: Tensor) -> tuple[Tensor, Tensor]:
-    """The positions of first subwords (B, words), in order and then others, and the number of words (B,)."""
-    place, lengths = torch.sort((~words).to(torch.uint8), dim=1, stable=True).indices, words.sum(1)
-    return (place[:, : int(lengths.max())] if _check.readable(lengths) and len(lengths) else place), lengths
+def _spread(values: Tensor, place: Tensor, inside: Tensor, words: Tensor) -> Tensor:
+    """Values of words at the positions of their first subwords (B, n), -100 elsewhere."""
+    # padding is written behind the last token
+    at = torch.where(inside, place, words.shape[1])
+    return values.new_full((len(words), words.shape[1] + 1), IGNORED).scatter(1, at, values)[:, :-1]
 
 
 def _taken(states: Tensor, place: Tensor) -> Tensor:

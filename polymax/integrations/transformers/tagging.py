@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForTokenClassification
 from transformers.modeling_outputs import TokenClassifierOutput
 
-from polymax.integrations.transformers.encoders import IGNORED, EncoderHeadConfig, EncoderWithHead
+from polymax.integrations.transformers.encoders import IGNORED, EncoderHeadConfig, EncoderWithHead, word_places
 from polymax.nn.crf import CRF
 from polymax.nn.tag_schemes import scheme_constraints, scheme_of
 
@@ -139,16 +139,17 @@ class CRFForTokenClassification(EncoderWithHead):
         most = probabilities.gather(-1, at)
         # strictly less than the best label, also after rounding
         less = torch.minimum(probabilities, most * (1 - 1e-5)).scatter(-1, at, most)
-        positions = torch.arange(words.shape[1], device=words.device)
-        source = torch.where(words, positions, -1).cummax(1).values
-        rows = less.gather(1, source.clamp(min=0).unsqueeze(-1).expand_as(less))
+        # the first subword of the word that a token belongs to
+        count = words.cumsum(1)
+        source = word_places(words).gather(1, (count - 1).clamp(min=0))
+        rows = less.gather(1, source.unsqueeze(-1).expand_as(less))
         # in later subwords of a word, the label B-X goes over to I-X
-        label = best.gather(1, source.clamp(min=0))
+        label = best.gather(1, source)
         begun, moved = label.unsqueeze(-1), self.continued[label].unsqueeze(-1)
         later = (rows.gather(-1, begun) * (1 - 1e-5), rows.gather(-1, moved))
         exchanged = rows.scatter(-1, begun, later[1]).scatter(-1, moved, later[0])
         rows = torch.where(words.unsqueeze(-1), rows, torch.where(begun == moved, rows, exchanged))
-        known = (words | inside) & (source >= 0)
+        known = (words | inside) & (count > 0)
         return torch.where(known.unsqueeze(-1), rows.log(), 0)
 
     def _init_weights(self, module: nn.Module) -> None:
