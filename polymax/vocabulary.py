@@ -1,12 +1,12 @@
-"""Sparse distributions over a large vocabulary, and measures that stay finite where a target has probability 0."""
+"""Words that can follow, without a matrix of logits, and measures that are finite if a target has probability 0."""
 
 import math
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from polymax import _check
+from polymax.distributions.words import WordDistribution as WordDistribution
 from polymax.kernels.linear_loss import linear_loss
 from polymax.kernels.linear_loss.reference import logits
 from polymax.kernels.threshold import TSALLIS, threshold
@@ -16,72 +16,6 @@ from polymax.sharding.placements import any_sharded
 
 # logits of rows that are computed in whole at once
 ENTRIES = 2**22
-
-
-@dataclass(frozen=True)
-class WordDistribution:
-    """The words that have a positive probability, the likeliest first.
-
-    A row whose logits have a NaN has ids of -1 and probabilities of NaN; draws from it are -1.
-
-    Shapes: ids (*batch, k), -1 where a row has fewer words; probs (*batch, k), 0 there; words: the whole vocabulary
-
-    Example:
-        >>> found = WordDistribution(torch.tensor([[7, 3]]), torch.tensor([[0.75, 0.25]]), words=10)
-        >>> found.prob(torch.tensor([3])), found.support_size
-        (tensor([0.2500]), tensor([2]))
-    """
-
-    ids: Tensor
-    probs: Tensor
-    words: int
-
-    @property
-    def support_size(self) -> Tensor:
-        """The number of words with a positive probability, (*batch,)."""
-        return (self.probs > 0).sum(-1)
-
-    @property
-    def mode(self) -> Tensor:
-        """The likeliest word, (*batch,)."""
-        return self.ids[..., 0]
-
-    def prob(self, target: Tensor) -> Tensor:
-        """The probability of a word for each row, (*batch,): exactly 0 outside of the support."""
-        return torch.where((self.ids == target.unsqueeze(-1)) | self.probs.isnan(), self.probs, 0).sum(-1)
-
-    def squared_norm(self) -> Tensor:
-        """The sum of squared probabilities, (*batch,)."""
-        return self.probs.square().sum(-1)
-
-    def entropy(self) -> Tensor:
-        """The entropy in nats, (*batch,)."""
-        return torch.special.entr(self.probs).sum(-1)
-
-    def topk(self, k: int) -> tuple[Tensor, Tensor]:
-        """The k likeliest words and their probabilities, (*batch, k): -1 and 0 where fewer are possible."""
-        if not isinstance(k, int) or k < 1:
-            raise ValueError(f"k must be a positive integer; got {k!r}")
-        missing = max(k - self.ids.shape[-1], 0)
-        ids = torch.nn.functional.pad(self.ids, (0, missing), value=-1)
-        return ids[..., :k], torch.nn.functional.pad(self.probs, (0, missing))[..., :k]
-
-    def sample(self, shape: tuple[int, ...] = (), generator: torch.Generator | None = None) -> Tensor:
-        """Words drawn by their probabilities, (*shape, *batch)."""
-        count = torch.Size(shape).numel()
-        rows = self.probs.reshape(-1, self.probs.shape[-1])
-        # a row of NaN has ids of -1, whichever place is drawn
-        rows = torch.where(rows.isnan(), 1.0, rows)
-        drawn = torch.multinomial(rows, count, replacement=True, generator=generator)
-        ids = self.ids.reshape(rows.shape).gather(1, drawn)
-        return ids.mT.reshape(*shape, *self.ids.shape[:-1])
-
-    def dense(self) -> Tensor:
-        """The probabilities of all words, (*batch, words)."""
-        rows = self.probs.new_zeros(*self.probs.shape[:-1], self.words + 1)
-        # places of -1 point to one more word
-        found = rows.scatter(-1, torch.where(self.ids < 0, self.words, self.ids), self.probs)[..., : self.words]
-        return torch.where(self.probs.isnan().any(-1, keepdim=True), torch.nan, found)
 
 
 @torch.no_grad()

@@ -3,8 +3,9 @@
 import torch
 from torch import Tensor, nn
 
+from polymax.distributions.words import WordDistribution
 from polymax.losses.linear import linear_entmax_loss
-from polymax.vocabulary import WordDistribution, linear_entmax
+from polymax.vocabulary import linear_entmax
 
 
 class LinearEntmaxLoss(nn.Module):
