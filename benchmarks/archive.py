@@ -14,8 +14,11 @@ Key = tuple[str, str, str, str, str, tuple[int, ...], str]
 
 def new_file(run: Run) -> Path:
     """Return the file for a new run. An earlier file is never replaced."""
-    folder = RESULTS / run.machine["name"] / run.suite
-    stem = f"{run.date or 'unknown'}-{run.commit or 'unknown'}"
+    return free(RESULTS / run.machine["name"] / run.suite, f"{run.date or 'unknown'}-{run.commit or 'unknown'}")
+
+
+def free(folder: Path, stem: str) -> Path:
+    """Return a file of a folder that does not exist yet, with a number if others begin with the stem."""
     names = [f"{stem}.json", *(f"{stem}-{count}.json" for count in range(2, 1000))]
     return next(folder / name for name in names if not (folder / name).exists())
 
