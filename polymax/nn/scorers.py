@@ -102,7 +102,8 @@ class SegmentScorer(nn.Module):
 
     def forward(self, query: Tensor, keys: Tensor) -> tuple[Tensor, Tensor]:
         scores = pairwise_scores(self.scorer, query, keys)
-        return torch.stack([torch.zeros_like(scores), scores], -1), self.transition
+        # fully_shard frees the memory of the parameter itself after the forward pass
+        return torch.stack([torch.zeros_like(scores), scores], -1), self.transition.clone()
 
 
 class ArcScorer(nn.Module):

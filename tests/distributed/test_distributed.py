@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.distributed import checks
+from tests.distributed import checks, modules
 from tests.distributed.processes import Processes
 
 
@@ -26,6 +26,7 @@ EXACT = [
     checks.attention,
     checks.decoding,
     checks.partial_sums,
+    modules.gradients,
 ]
 
 
