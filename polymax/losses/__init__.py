@@ -9,7 +9,9 @@ See: Blondel, Martins and Niculae 2020, Learning with Fenchel-Young losses.
 """
 
 from polymax.losses.fenchel_young import fenchel_young as fenchel_young
+from polymax.losses.linear import linear_cross_entropy as linear_cross_entropy
 from polymax.losses.linear import linear_entmax_loss as linear_entmax_loss
+from polymax.losses.linear import linear_log_prob as linear_log_prob
 from polymax.losses.linear import linear_sparsemax_loss as linear_sparsemax_loss
 from polymax.losses.named import crf_loss as crf_loss
 from polymax.losses.named import margin_sparsemap_loss as margin_sparsemap_loss

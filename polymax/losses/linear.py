@@ -1,25 +1,25 @@
-"""Losses of a linear layer over a large vocabulary, without all logits in memory."""
+"""Losses and log-probabilities of a linear layer over a large vocabulary, without all logits in memory."""
 
-from typing import Any, Literal, overload
+from typing import Literal, overload
 
 import torch
 from torch import Tensor
-from torch.autograd import Function
 
 from polymax import _check
-from polymax.backend.function import apply_function, autocasts, functional
+from polymax.backend.function import autocasts, functional
 from polymax.backend.widen import wide
-from polymax.kernels.linear_loss import linear_loss, linear_loss_backward
-from polymax.kernels.linear_loss.reference import capped_logits, logits, shift
+from polymax.distributions.words import WordDistribution
 from polymax.losses import sharded
-from polymax.losses.simplex import check_normalizer, entmax_loss, normalizer_of, with_penalty
-from polymax.regularizers import Tsallis
+from polymax.losses.linear_operator import WordHead, smoothed_max, total_loss
+from polymax.losses.linear_targets import Weighting, check_target, of_target
+from polymax.losses.simplex import check_normalizer, with_penalty
 from polymax.sharding.placements import any_sharded
 
 
 @overload
 def linear_entmax_loss(
-    hidden: Tensor, weight: Tensor, target: Tensor, bias: Tensor | None = None, *, alpha: float | Tensor = 1.5,
+    hidden: Tensor, weight: Tensor, target: Tensor | WordDistribution, bias: Tensor | None = None, *,
+    alpha: float | Tensor = 1.5,
     class_weights: Tensor | None = None, ignore_index: int = -100, label_smoothing: float = 0.0,
     softcap: float | None = None, reduction: str = "mean", z_loss: float = 0.0,
     return_normalizer: Literal[False] = False, dtype: torch.dtype | None = None,
@@ -28,7 +28,8 @@ def linear_entmax_loss(
 
 @overload
 def linear_entmax_loss(
-    hidden: Tensor, weight: Tensor, target: Tensor, bias: Tensor | None = None, *, alpha: float | Tensor = 1.5,
+    hidden: Tensor, weight: Tensor, target: Tensor | WordDistribution, bias: Tensor | None = None, *,
+    alpha: float | Tensor = 1.5,
     class_weights: Tensor | None = None, ignore_index: int = -100, label_smoothing: float = 0.0,
     softcap: float | None = None, reduction: str = "mean", z_loss: float = 0.0,
     return_normalizer: Literal[True], dtype: torch.dtype | None = None,
@@ -38,7 +39,7 @@ def linear_entmax_loss(
 def linear_entmax_loss(
     hidden: Tensor,
     weight: Tensor,
-    target: Tensor,
+    target: Tensor | WordDistribution,
     bias: Tensor | None = None,
     *,
     alpha: float | Tensor = 1.5,
@@ -61,7 +62,12 @@ def linear_entmax_loss(
     half precision. `z_loss` and `return_normalizer` are those of `entmax_loss`, for alpha = 1; the normalizer of a row
     is the logsumexp of its logits.
 
-    Shapes: hidden (*batch, d); weight (words, d); bias and class_weights (words,); target and normalizer (*batch,)
+    The target is a word for each row, or a distribution q of words: a `WordDistribution`, which lists a few words of
+    each row, or the probabilities of all words. With a distribution the loss is max(x) + Omega(q) - <x, q>, which is 0
+    at q; a row whose list is empty (ids of -1) is left out.
+
+    Shapes: hidden (*batch, d); weight (words, d); bias and class_weights (words,); target (*batch,), a list for each
+    row, or (*batch, words); normalizer (*batch,)
 
     Example:
         >>> hidden, weight = torch.tensor([[2.0, 0.0]]), torch.tensor([[1.0, 0.0], [0.5, 0.5], [-1.0, 0.0]])
@@ -73,75 +79,165 @@ def linear_entmax_loss(
     See: Peters, Niculae and Martins 2019, Sparse sequence-to-sequence models, Section 3.2.
     """
     check_head(hidden, weight, bias, alpha)
-    among = any_sharded((hidden, weight, target, bias, class_weights, alpha))
+    given = (target.ids, target.probs) if isinstance(target, WordDistribution) else (target,)
+    among = any_sharded((hidden, weight, *given, bias, class_weights, alpha))
     check_normalizer(alpha, z_loss, return_normalizer, among)
     if among:
+        if isinstance(target, WordDistribution) or target.is_floating_point():
+            raise TypeError(
+                "target must be class numbers (*batch,) if a tensor of the call is a DTensor; got a distribution"
+            )
         found = sharded.of_words(
             hidden, weight, target, bias, alpha, class_weights, ignore_index, label_smoothing,
             checked_softcap(softcap), reduction,
         )  # fmt: skip
         return found.to(hidden.dtype if dtype is None else dtype)
-    _check_target(target, hidden, weight, ignore_index)
+    check_target(target, hidden, weight, ignore_index)
     _check.number(label_smoothing, "label_smoothing", "in [0, 1]", lambda e: (e >= 0) & (e <= 1))
-    cap = checked_softcap(softcap)
     words = len(weight)
     if class_weights is not None and class_weights.shape != (words,):
         raise ValueError(f"class_weights must be ({words},), one for each word; got {tuple(class_weights.shape)}")
     if reduction not in ("mean", "sum", "none"):
         raise ValueError(f"reduction must be 'mean', 'sum' or 'none'; got {reduction!r}")
     rows, matrix = autocast(hidden, weight)
-    kept = hidden.dtype if dtype is None else dtype
-    ignored = target == ignore_index
-    if not _check.readable(target) or bool(ignored.any()):
-        # rows that are left out may hold any values, and have no gradient
-        rows = torch.where(ignored.unsqueeze(-1), 0, rows)
-    if functional():
-        # torch.func looks at every operation: the logits are there as a whole
-        x = capped_logits(torch.nn.functional.linear(rows, matrix, None if bias is None else bias.to(rows.dtype)), cap)
-        loss = entmax_loss(
-            x, target, alpha, reduction, weight=class_weights, ignore_index=ignore_index,
-            label_smoothing=label_smoothing, dtype=wide(rows[..., :0]).dtype if z_loss else kept,
-        )  # fmt: skip
-        if z_loss == 0 and not return_normalizer:
-            return loss
-        normalizer = normalizer_of(wide(x), ~ignored)
-        loss = with_penalty(loss, normalizer, ~ignored, z_loss, reduction).to(kept)
-        return (loss, normalizer) if return_normalizer else loss
-    y = target.reshape(-1).long()
-    valid = y != ignore_index
     real = wide(rows[..., :0]).dtype
-    of_classes = None if class_weights is None else class_weights.detach().to(real)
-    each = torch.ones_like(y, dtype=real) if of_classes is None else of_classes[torch.where(valid, y, 0)]
-    each = torch.where(valid, each, 0)
-    spread: Tensor | None = None
-    mass: float | Tensor = 1.0
-    if label_smoothing:
-        spread = matrix.new_full((words,), 1.0, dtype=real) if of_classes is None else of_classes
-        spread = spread / words
-        mass = spread.sum()
-    value, chosen, mean, top = smoothed_max(
-        rows.reshape(-1, rows.shape[-1]), matrix, bias, torch.where(valid, y, -1), spread, alpha, cap
-    )
+    weighting = Weighting(class_weights, ignore_index, label_smoothing)
+    parts = of_target(target, words, alpha, weighting, real)
+    head = WordHead(matrix, bias, alpha, checked_softcap(softcap))
+    flat = rows.reshape(-1, rows.shape[-1])
+    kept = hidden.dtype if dtype is None else dtype
+    if not _check.readable(parts.counted) or not bool(parts.counted.all()):
+        # rows that are left out may hold any values, and have no gradient
+        flat = torch.where(parts.counted.unsqueeze(-1), flat, 0)
+    if _at_once(head, flat, reduction, bool(z_loss or return_normalizer)):
+        unit = 1 / parts.size if reduction == "mean" else torch.ones_like(parts.size)
+        slopes = [unit * t for t in (parts.of_value, parts.of_chosen, parts.of_mean)]
+        total = total_loss(flat, head, parts.named, parts.spread, slopes)
+        return (total + unit * parts.constant.sum()).to(kept)
+    row = smoothed_max(flat, head, parts.named, parts.spread)
+    losses = parts.of_value * row.value + (parts.of_chosen * row.chosen).sum(-1) + parts.of_mean * row.mean
     # a row of -inf that is left out must not leave a NaN
-    loss = torch.where(valid, each * (value - chosen), 0)
-    if label_smoothing:
-        spread_loss = torch.where(valid, mass * value - mean, 0)
-        loss = (1 - label_smoothing) * loss + label_smoothing * spread_loss
+    losses = torch.where(parts.counted, losses + parts.constant, 0)
+    batch = hidden.shape[:-1]
     if reduction == "mean":
-        loss = loss.sum() / each.sum()
+        loss = losses.sum() / parts.size
     else:
-        loss = loss.sum() if reduction == "sum" else loss.reshape(target.shape)
+        loss = losses.sum() if reduction == "sum" else losses.reshape(batch)
     if z_loss == 0 and not return_normalizer:
         return loss.to(kept)
-    normalizer = torch.where(valid, value + top, 0).reshape(target.shape)
-    loss = with_penalty(loss, normalizer, ~ignored, z_loss, reduction).to(kept)
+    normalizer = torch.where(parts.counted, row.value + row.top, 0).reshape(batch)
+    loss = with_penalty(loss, normalizer, parts.counted.reshape(batch), z_loss, reduction).to(kept)
     return (loss, normalizer) if return_normalizer else loss
+
+
+def _at_once(head: WordHead, hidden: Tensor, reduction: str, by_rows: bool) -> bool:
+    """True if the gradients of a loss are worth computing with its value: their factors are known up to a number."""
+    if reduction == "none" or by_rows or functional() or not torch.is_grad_enabled():
+        return False
+    derived = hidden.requires_grad or head.weight.requires_grad
+    return derived and not isinstance(head.alpha, Tensor) and hidden.numel() > 0
+
+
+def linear_cross_entropy(
+    hidden: Tensor,
+    weight: Tensor,
+    target: Tensor | WordDistribution,
+    bias: Tensor | None = None,
+    *,
+    class_weights: Tensor | None = None,
+    ignore_index: int = -100,
+    label_smoothing: float = 0.0,
+    softcap: float | None = None,
+    reduction: str = "mean",
+    z_loss: float = 0.0,
+    return_normalizer: bool = False,
+    dtype: torch.dtype | None = None,
+) -> Tensor | tuple[Tensor, Tensor]:
+    """cross_entropy(linear(hidden, weight, bias), target), with logits in blocks that are not stored.
+
+    It is `linear_entmax_loss` with alpha = 1. With a distribution q as target it is the Kullback-Leibler divergence
+    from q to the softmax of the logits: cross_entropy less the entropy of q.
+
+    Shapes: hidden (*batch, d); weight (words, d); target (*batch,), a `WordDistribution` or (*batch, words)
+
+    Example:
+        >>> hidden, weight = torch.tensor([[2.0, 0.0]]), torch.tensor([[1.0, 0.0], [0.5, 0.5], [-1.0, 0.0]])
+        >>> linear_cross_entropy(hidden, weight, torch.tensor([1]))
+        tensor(1.3266)
+        >>> teacher = pm.WordDistribution(torch.tensor([[0, 1]]), torch.tensor([[0.75, 0.25]]), words=3)
+        >>> linear_cross_entropy(hidden, weight, teacher)
+        tensor(0.0142)
+    """
+    return linear_entmax_loss(  # type: ignore[call-overload, misc]
+        hidden,
+        weight,
+        target,
+        bias,
+        alpha=1.0,
+        class_weights=class_weights,
+        ignore_index=ignore_index,
+        label_smoothing=label_smoothing,
+        softcap=softcap,
+        reduction=reduction,
+        z_loss=z_loss,
+        return_normalizer=return_normalizer,
+        dtype=dtype,
+    )
+
+
+def linear_log_prob(
+    hidden: Tensor,
+    weight: Tensor,
+    ids: Tensor,
+    bias: Tensor | None = None,
+    *,
+    temperature: float = 1.0,
+    softcap: float | None = None,
+    entropy: bool = False,
+) -> Tensor | tuple[Tensor, Tensor]:
+    """log_softmax(linear(hidden, weight, bias) / temperature) at the words `ids`, with logits that are not stored.
+
+    With `entropy=True` the result is a pair: the log-probabilities, and the entropy of each row in nats. Both are
+    differentiable, twice, and have at least float32, as ratios of probabilities need. `softcap` is applied before the
+    temperature.
+
+    Shapes: hidden (*batch, d); weight (words, d); ids (*batch,) or (*batch, k); log-probabilities like ids; entropy
+    (*batch,)
+
+    Example:
+        >>> hidden, weight = torch.tensor([[2.0, 0.0]]), torch.tensor([[1.0, 0.0], [0.5, 0.5], [-1.0, 0.0]])
+        >>> linear_log_prob(hidden, weight, torch.tensor([1]))
+        tensor([-1.3266])
+        >>> linear_log_prob(hidden, weight, torch.tensor([[0, 1]]), temperature=2.0, entropy=True)
+        (tensor([[-0.5550, -1.0550]]), tensor([0.8837]))
+    """
+    check_head(hidden, weight, bias, 1.0)
+    _check.number(temperature, "temperature", "positive and finite", lambda t: 0 < t < torch.inf)
+    cap = checked_softcap(softcap)
+    if not isinstance(ids, Tensor) or ids.is_floating_point() or ids.dtype == torch.bool:
+        came = ids.dtype if isinstance(ids, Tensor) else type(ids).__name__
+        raise TypeError(f"ids must be a tensor of words, which are integers; got {came}")
+    batch = tuple(hidden.shape[:-1])
+    if tuple(ids.shape) != batch and tuple(ids.shape[:-1]) != batch:
+        raise ValueError(f"ids must be {batch}, or {batch} with one more dim; got {tuple(ids.shape)}")
+    if any_sharded((hidden, weight, ids, bias)):
+        return sharded.log_prob(hidden, weight, ids, bias, 1 / temperature, cap, entropy)
+    if _check.readable(ids) and bool(((ids < 0) | (ids >= len(weight))).any()):
+        wrong = ids[(ids < 0) | (ids >= len(weight))]
+        raise ValueError(f"ids must be words in [0, {len(weight)}); got {int(wrong[0])}")
+    rows, matrix = autocast(hidden, weight)
+    named = ids.unsqueeze(-1) if tuple(ids.shape) == batch else ids
+    named = named.reshape(-1, named.shape[-1]).long()
+    head = WordHead(matrix, bias, 1.0, cap, 1 / temperature)
+    row = smoothed_max(rows.reshape(-1, rows.shape[-1]), head, named, None)
+    found = (row.chosen - row.value.unsqueeze(-1)).reshape(ids.shape)
+    return (found, (row.value - row.moment).reshape(batch)) if entropy else found
 
 
 def linear_sparsemax_loss(
     hidden: Tensor,
     weight: Tensor,
-    target: Tensor,
+    target: Tensor | WordDistribution,
     bias: Tensor | None = None,
     *,
     class_weights: Tensor | None = None,
@@ -171,99 +267,6 @@ def linear_sparsemax_loss(
         reduction=reduction,
         dtype=dtype,
     )
-
-
-def smoothed_max(
-    hidden: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    target: Tensor | None,
-    spread: Tensor | None,
-    alpha: float | Tensor,
-    softcap: float,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """The smoothed maximum of each row's logits, the logit of its target, their sum by `spread`, and the largest logit.
-
-    The largest logit of the row is subtracted from all others, as a constant, which changes no loss.
-    """
-    learned = alpha.reshape(()) if isinstance(alpha, Tensor) else None
-    # a number of 0 is no alpha: the tensor of alphas counts
-    number = 0.0 if isinstance(alpha, Tensor) else float(alpha)
-    return apply_function(LinearLoss, hidden, weight, bias, learned, target, spread, number, softcap)[:4]
-
-
-class LinearLoss(Function):
-    """The operator and its gradient; second derivatives go through the matrix of all logits."""
-
-    @staticmethod
-    def forward(
-        hidden: Tensor,
-        weight: Tensor,
-        bias: Tensor | None,
-        alphas: Tensor | None,
-        target: Tensor | None,
-        spread: Tensor | None,
-        alpha: float,
-        softcap: float,
-    ) -> tuple[Tensor, ...]:
-        return linear_loss(hidden, weight, bias, target, spread, alpha, alphas, softcap)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: Any, output: tuple[Tensor, ...]) -> None:
-        tensors, (ctx.alpha, ctx.softcap) = inputs[:6], inputs[6:]
-        ctx.mark_non_differentiable(*output[3:])
-        ctx.set_materialize_grads(False)
-        ctx.save_for_backward(*tensors, output[1], *output[3:])
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Any) -> tuple[Tensor | None, ...]:
-        hidden, weight, bias, alphas, target, spread, chosen, top, tau, slope, *lists = ctx.saved_tensors
-        wanted = ctx.needs_input_grad
-        given = [torch.zeros_like(top) if g is None else g for g in grads[:3]]
-        if torch.is_grad_enabled():
-            found = _recorded(given, (hidden, weight, bias, alphas), wanted, target, spread, ctx.alpha, ctx.softcap)
-            return (*found, None, None, None, None)
-        dh, dw, db = linear_loss_backward(
-            *given, hidden, weight, bias, target, spread, ctx.alpha, alphas, ctx.softcap, chosen, top, tau, *lists,
-            wanted[0], wanted[1] or wanted[2],
-        )  # fmt: skip
-        return (
-            dh if wanted[0] else None,
-            dw if wanted[1] else None,
-            db.to(bias.dtype) if bias is not None and wanted[2] else None,
-            (given[0] * slope).sum().to(alphas.dtype) if alphas is not None and wanted[3] else None,
-            None,
-            None,
-            None,
-            None,
-        )
-
-
-def _recorded(
-    grads: list[Tensor],
-    inputs: tuple[Tensor | None, ...],
-    wanted: tuple[bool, ...],
-    target: Tensor | None,
-    spread: Tensor | None,
-    alpha: float,
-    softcap: float,
-) -> list[Tensor | None]:
-    """The gradients, computed in torch so that autograd can differentiate them again."""
-    hidden, weight, bias, alphas = inputs
-    assert hidden is not None
-    assert weight is not None
-    x = logits(hidden, weight, bias, softcap)
-    x = x - shift(x.detach()).unsqueeze(-1)
-    outputs = [Tsallis(alpha if alphas is None else alphas).max(x)]
-    if target is not None:
-        outputs.append(x.gather(1, target.clamp(min=0).unsqueeze(1)).squeeze(1))
-    if spread is not None:
-        outputs.append(x @ spread.to(x.dtype))
-    given = [grads[0], *([] if target is None else [grads[1]]), *([] if spread is None else [grads[2]])]
-    chosen = [t for t, wants in zip(inputs, wanted) if wants and t is not None]
-    # gradients that depend on the inputs, as those of a squared loss, are constants here
-    slopes = iter(torch.autograd.grad(outputs, chosen, given, create_graph=True))
-    return [next(slopes) if wants and t is not None else None for t, wants in zip(inputs, wanted)]
 
 
 def autocast(hidden: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
@@ -300,20 +303,3 @@ def check_head(hidden: Tensor, weight: Tensor, bias: Tensor | None, alpha: float
     if isinstance(alpha, Tensor) and alpha.numel() != 1:
         raise ValueError(f"alpha must be a number or a tensor of one; got {tuple(alpha.shape)}")
     _check.number(alpha, "alpha", "positive and finite", lambda v: (v > 0) & (v < torch.inf))
-
-
-def _check_target(target: Tensor, hidden: Tensor, weight: Tensor, ignore_index: int) -> None:
-    if not isinstance(target, Tensor):
-        raise TypeError(f"target must be a tensor of words; got {type(target).__name__}")
-    if target.is_floating_point():
-        raise TypeError(
-            "target must be words (*batch,): a distribution for each row would take as much memory as the logits; "
-            "entmax_loss(linear(hidden, weight, bias), target) takes distributions"
-        )
-    if target.shape != hidden.shape[:-1]:
-        raise ValueError(f"target must be {tuple(hidden.shape[:-1])}, a word for each row; got {tuple(target.shape)}")
-    if _check.readable(target):
-        wrong = ((target < 0) | (target >= len(weight))) & (target != ignore_index)
-        if bool(wrong.any()):
-            came = int(target[wrong][0])
-            raise ValueError(f"target must hold words in [0, {len(weight)}) or ignore_index; got {came}")

@@ -156,7 +156,7 @@ def of_words(
         spread = split.weight.new_ones(len(split.weight), dtype=real) if classes is None else classes.to(real)
         spread = spread / len(weight)
         mass = split.total(spread.sum())
-    value, chosen, mean = words.smoothed_max(
+    value, chosen, mean, _ = words.smoothed_max(
         rows, split.weight, split.bias, at, mine, spread, split.alpha, softcap, split.groups
     )
     losses = torch.where(valid, each * (value - chosen), 0)
@@ -165,6 +165,37 @@ def of_words(
     shape = split.rows["target"].shape
     found = reduced(split.place, losses.reshape(shape), reduction, each.reshape(shape))
     return found
+
+
+def log_prob(
+    hidden: Tensor,
+    weight: Tensor,
+    ids: Tensor,
+    bias: Tensor | None,
+    scale: float,
+    softcap: float,
+    entropy: bool,
+) -> Tensor | tuple[Tensor, Tensor]:
+    """The log-probabilities of one word for each row, and the entropy, of a weight that may be sharded by words."""
+    if ids.dim() != hidden.dim() - 1:
+        raise ValueError(
+            f"ids must be {tuple(hidden.shape[:-1])}, a word for each row, if a tensor of the call is a DTensor; "
+            f"got {tuple(ids.shape)}"
+        )
+    split = Split(hidden, weight, bias, {"ids": (ids, 0)}, None, 1.0)
+    y = split.rows["ids"].reshape(-1).long()
+    wrong = (y < 0) | (y >= len(weight))
+    if _check.readable(y) and bool(wrong.any()):
+        raise ValueError(f"ids must be words in [0, {len(weight)}); got {int(y[wrong][0])}")
+    mine = (y >= split.first) & (y < split.first + len(split.weight))
+    at = torch.where(mine, y - split.first, 0)
+    rows = split.hidden.reshape(-1, hidden.shape[-1])
+    value, chosen, _, moment = words.smoothed_max(
+        rows, split.weight, split.bias, at, mine, None, 1.0, softcap, split.groups, scale
+    )
+    shape = split.rows["ids"].shape
+    found = split.place.whole((chosen - value).reshape(shape))
+    return (found, split.place.whole((value - moment).reshape(shape))) if entropy else found
 
 
 def listed_words(

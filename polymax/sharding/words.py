@@ -32,6 +32,7 @@ class Head(NamedTuple):
     bias: Tensor | None
     alpha: float
     softcap: float
+    scale: float
     groups: Groups
 
 
@@ -40,6 +41,7 @@ class LocalRows(NamedTuple):
 
     chosen: Tensor
     mean: Tensor
+    moment: Tensor
     top: Tensor
     own: Tensor
     tau: Tensor
@@ -55,6 +57,7 @@ class Solved(NamedTuple):
     value: Tensor
     chosen: Tensor
     mean: Tensor
+    moment: Tensor
     top: Tensor
     tau: Tensor
     slope: Tensor
@@ -71,8 +74,10 @@ def smoothed_max(
     alpha: float | Tensor,
     softcap: float,
     groups: Groups,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """The smoothed maximum of each row, the logit of its target, and the mean of logits weighted by `spread`.
+    scale: float = 1.0,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """The smoothed maximum of each row, the logit of its target, the mean of logits weighted by `spread`, and, at
+    alpha = 1, their mean weighted by probabilities.
 
     All of them are counted from the largest logit of the row, and are the same on all processes of the groups.
 
@@ -84,7 +89,7 @@ def smoothed_max(
     number = float(alpha.detach()) if isinstance(alpha, Tensor) else float(alpha)
     if not 1 <= number <= 2:
         raise ValueError(f"alpha must be in [1, 2] if weight is sharded by words; got {number:g}")
-    return _SmoothedMax.apply(hidden, weight, bias, learned, target, mine, spread, number, softcap, groups)
+    return _SmoothedMax.apply(hidden, weight, bias, learned, target, mine, spread, number, softcap, scale, groups)
 
 
 class _SmoothedMax(Function):
@@ -100,38 +105,36 @@ class _SmoothedMax(Function):
         spread: Tensor | None,
         alpha: float,
         softcap: float,
+        scale: float,
         groups: Groups,
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        head = Head(weight, bias, alpha, softcap, groups)
-        # a process without words takes part in all that is communicated
-        found = (
-            linear_loss(hidden, weight, bias, target, spread, alpha, None, softcap) if len(weight) else _none(hidden)
-        )
-        value, chosen, mean, top, tau, _, ids, probs, count, extent = found
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        head = Head(weight, bias, alpha, softcap, scale, groups)
+        value, chosen, mean, moment, top, tau, ids, probs, count, extent = _local(head, hidden, target, spread)
         # the operator gives 0 to rows that do not count
         own = torch.where(value == -torch.inf, value, torch.where(value.isnan(), value, top))
-        part = LocalRows(chosen, mean, top, torch.where(target < 0, 0, own), tau, ids, probs, count, value)
+        part = LocalRows(chosen, mean, moment, top, torch.where(target < 0, 0, own), tau, ids, probs, count, value)
         mass = top.new_zeros(()) if spread is None else spread.sum().to(top.dtype)
         solved = _solved(head, hidden, part, mine, mass, target >= 0, alphas is not None)
         ctx.save_for_backward(
-            hidden, weight, bias, alphas, target, mine, spread, chosen + top - solved.top, solved.top, solved.tau,
-            solved.slope, ids, solved.probs, count, extent,
+            hidden, weight, bias, alphas, target, mine, spread, chosen + top - solved.top, solved.moment, solved.top,
+            solved.tau, solved.slope, ids, solved.probs, count, extent,
         )  # fmt: skip
-        ctx.alpha, ctx.softcap = alpha, softcap
+        ctx.alpha, ctx.softcap, ctx.scale = alpha, softcap, scale
         ctx.set_materialize_grads(False)
-        return solved.value, solved.chosen, solved.mean
+        return solved.value, solved.chosen, solved.mean, solved.moment
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *grads: Any) -> tuple[Any, ...]:
-        hidden, weight, bias, alphas, target, mine, spread, chosen, top, tau, slope, *lists = ctx.saved_tensors
+        hidden, weight, bias, alphas, target, mine, spread, chosen, moment, top, tau, slope, *lists = ctx.saved_tensors
         wanted = ctx.needs_input_grad
-        of_value, of_chosen, of_mean = (torch.zeros_like(top) if g is None else g for g in grads)
+        of_value, of_chosen, of_mean = (torch.zeros_like(top) if g is None else g for g in grads[:3])
         of_chosen = torch.where(mine, of_chosen, 0)
         if len(weight):
             dh, dw, db = linear_loss_backward(
-                of_value, of_chosen, of_mean, hidden, weight, bias, target, spread, ctx.alpha, None, ctx.softcap,
-                chosen, top, tau, *lists, wanted[0], wanted[1] or wanted[2],
+                of_value, of_chosen.unsqueeze(1), of_mean, grads[3], hidden, weight, bias, target.unsqueeze(1), spread,
+                ctx.alpha, None, ctx.softcap, ctx.scale, chosen.unsqueeze(1), moment, top, tau, *lists, wanted[0],
+                wanted[1] or wanted[2],
             )  # fmt: skip
         else:
             dh, dw, db = torch.zeros_like(hidden), torch.zeros_like(weight), weight.new_zeros(0)
@@ -140,12 +143,23 @@ class _SmoothedMax(Function):
             dw if wanted[1] else None,
             db.to(bias.dtype) if bias is not None and wanted[2] else None,
             (of_value * slope).sum().to(alphas.dtype) if alphas is not None and wanted[3] else None,
-            *(None,) * 6,
+            *(None,) * 7,
         )
 
 
+def _local(head: Head, hidden: Tensor, target: Tensor, spread: Tensor | None) -> tuple[Tensor, ...]:
+    """The results of `linear_loss` for the words of this process, with one named word, and without the slope."""
+    # a process without words takes part in all that is communicated
+    if not len(head.weight):
+        return _none(hidden)
+    value, chosen, mean, moment, top, tau, _, *lists = linear_loss(
+        hidden, head.weight, head.bias, target.unsqueeze(1), spread, head.alpha, None, head.softcap, head.scale
+    )
+    return value, chosen.squeeze(1), mean, moment, top, tau, *lists
+
+
 def _none(hidden: Tensor) -> tuple[Tensor, ...]:
-    """The results of `linear_loss` for no words."""
+    """The results of `_local` for no words."""
     n = len(hidden)
     value = hidden.new_full((n,), -torch.inf, dtype=torch.promote_types(hidden.dtype, torch.float32))
     zeros = [torch.zeros_like(value) for _ in range(5)]
@@ -181,13 +195,14 @@ def _by_exponentials(
     mass = torch.where(counted, torch.exp(part.value + part.top - top), 1)
     # a part of -inf has no mass
     mass = torch.where(part.own == -torch.inf, 0, mass)
-    everyone = gathered(torch.stack([mass, given, mean], -1), head.groups).unflatten(-1, (-1, 3))
-    total, chosen, mean = everyone.sum(1).unbind(-1)
-    value = torch.log(total)
+    local = torch.where(mass == 0, 0, mass * (part.moment + part.top - top))
+    everyone = gathered(torch.stack([mass, given, mean, local], -1), head.groups).unflatten(-1, (-1, 4))
+    total, chosen, mean, moment = everyone.sum(1).unbind(-1)
+    value, moment = torch.log(total), torch.where(counted, moment / total, 0)
     slope = torch.zeros_like(value)
     if sloped:
         slope = _slopes(head, hidden, top, value, value, counted)
-    return Solved(value, chosen, mean, top, value, slope, part.probs)
+    return Solved(value, chosen, mean, moment, top, value, slope, part.probs)
 
 
 def _by_lists(
@@ -225,7 +240,7 @@ def _by_lists(
     if len(at):
         value[at], tau[at], slope[at] = _by_sums(head, hidden, top, least, at, sloped)
     mine = torch.where(listed, (z - tau.unsqueeze(1)).clamp(min=0), 0) ** (1 / a)
-    return Solved(value, chosen, mean, top, tau, slope, mine)
+    return Solved(value, chosen, mean, torch.zeros_like(value), top, tau, slope, mine)
 
 
 def _by_sums(
@@ -237,7 +252,7 @@ def _by_sums(
     widest = int(max_over(top.new_tensor([float(len(head.weight))]), head.groups))
     columns = []
     for rows in at.split(max(ENTRIES // widest, 1)):
-        x = logits(hidden[rows], head.weight, head.bias, head.softcap) - top[rows].unsqueeze(1)
+        x = logits(hidden[rows], head.weight, head.bias, head.softcap, head.scale) - top[rows].unsqueeze(1)
         x = torch.where(x.isfinite(), x, -torch.inf)
         tau = newton_threshold(a * x, least[rows].unsqueeze(1), alpha, head.groups)
         p = (a * x - tau).clamp(min=0) ** (1 / a)
@@ -257,7 +272,7 @@ def _slopes(head: Head, hidden: Tensor, top: Tensor, tau: Tensor, value: Tensor,
     widest = int(max_over(top.new_tensor([float(len(head.weight))]), head.groups))
     parts = []
     for rows in torch.arange(len(top), device=top.device).split(max(ENTRIES // widest, 1)):
-        x = logits(hidden[rows], head.weight, head.bias, head.softcap) - top[rows].unsqueeze(1)
+        x = logits(hidden[rows], head.weight, head.bias, head.softcap, head.scale) - top[rows].unsqueeze(1)
         p = torch.exp(x - tau[rows].unsqueeze(1))
         mean = torch.where(p > 0, p * torch.where(p > 0, x, 0), 0).sum(-1)
         moved = (p * sensitivity(p, torch.ones((), dtype=p.dtype, device=p.device))).sum(-1)
@@ -282,11 +297,10 @@ def listed(
     target = torch.zeros(len(hidden), dtype=torch.long, device=hidden.device)
     nothing = torch.zeros_like(target, dtype=torch.bool)
     number = float(alpha)
-    head = Head(weight, bias, number, softcap, groups)
-    given = hidden, weight, bias, target, None, number, None, softcap
-    value, chosen, mean, top, tau, _, ids, probs, count, _ = linear_loss(*given) if len(weight) else _none(hidden)
+    head = Head(weight, bias, number, softcap, 1.0, groups)
+    value, chosen, mean, moment, top, tau, ids, probs, count, _ = _local(head, hidden, target, None)
     own = torch.where(value == -torch.inf, value, torch.where(value.isnan(), value, top))
-    part = LocalRows(chosen, mean, top, own, tau, ids, probs, count, value)
+    part = LocalRows(chosen, mean, moment, top, own, tau, ids, probs, count, value)
     solved = _solved(head, hidden, part, nothing, top.new_zeros(()), ~nothing, False)
     probs, places = solved.probs, ids.long() + first
     flat = (count == FLAT).nonzero().squeeze(1)

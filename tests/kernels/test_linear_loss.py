@@ -11,7 +11,15 @@ from torch.nn.functional import cross_entropy, linear
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import polymax as pm
-from polymax.kernels.linear_loss import FLAT, linear_loss, linear_loss_backward, passes, reference
+from polymax.kernels.linear_loss import (
+    FLAT,
+    linear_loss,
+    linear_loss_backward,
+    linear_loss_slopes,
+    passes,
+    reference,
+)
+from polymax.kernels.linear_loss.problem import Parts
 
 FILES = ["cpu", *(["cuda"] if find_spec("triton") else [])]
 GPU = torch.cuda.is_available()
@@ -20,14 +28,14 @@ WORDS, SIZE = 90, 6
 CAPACITY = 16
 
 
-def problem(dtype=torch.float64, scale=2.0, rows=7, bias=True):
+def problem(dtype=torch.float64, scale=2.0, rows=7, bias=True, size=SIZE):
     """Hidden states, weights, targets of which one is left out, and a bias."""
     generator = torch.Generator().manual_seed(1)
 
     def noise(*shape):
         return torch.randn(shape, generator=generator, dtype=torch.float64)
 
-    hidden, weight = noise(rows, SIZE), scale / SIZE**0.5 * noise(WORDS, SIZE)
+    hidden, weight = noise(rows, size), scale / size**0.5 * noise(WORDS, size)
     target = torch.randint(WORDS, (rows,), generator=generator)
     target[2] = -100
     given = [hidden, weight, scale / 2 * noise(WORDS) if bias else None]
@@ -45,56 +53,81 @@ def dense(hidden, weight, bias, target, softcap=None, class_weights=None, **opti
 def small(monkeypatch):
     """Blocks of a few words, and lists of a few places, on each device."""
     monkeypatch.setattr(passes, "capacity", lambda words: min(CAPACITY, words))
+    monkeypatch.setattr(passes, "WORDS", 20)
     for file in FILES:
         module = import_module(f"polymax.kernels.linear_loss.{file}")
-        monkeypatch.setattr(module, "STEPS", replace(module.STEPS, rows=4, entries=4 * 32, flat=4 * 32))
+        memory = {"kept": 4 * WORDS} if file == "cpu" else {"chunk": 16}
+        monkeypatch.setattr(module, "STEPS", replace(module.STEPS, rows=4, entries=4 * 32, flat=4 * 32, **memory))
 
 
-def outputs(module, given, target, spread, alpha, softcap):
-    """What both operators give, with a gradient of their own for each row."""
+def outputs(module, given, target, spread, alpha, softcap, scale):
+    """Results of all operators, with a gradient of its own for each row."""
     hidden, weight, bias = (None if t is None else t.detach() for t in given)
-    inputs = hidden, weight, bias, target, spread, alpha, None, softcap
-    found = module.linear_loss(*inputs)
-    grads = [torch.linspace(1, k, len(hidden), dtype=found[0].dtype, device=hidden.device) for k in (2, 3, 4)]
-    slopes = module.linear_loss_backward(*grads, *inputs, found[1], found[3], found[4], *found[6:], True, True)
-    return found[:4], slopes if bias is not None else slopes[:2], found[8]
+    inputs = hidden, weight, bias, target, spread, alpha, None, softcap, scale
+    found = Parts(*module.linear_loss(*inputs))
+    grads = [torch.linspace(1, k, len(hidden), dtype=found.value.dtype, device=hidden.device) for k in (2, 3, 4, 5)]
+    grads[1] = grads[1][:, None] * torch.ones_like(found.chosen)
+    slopes = module.linear_loss_backward(*grads, *inputs, *found.saved, True, True)
+    known = module.linear_loss_slopes(*grads[:3], *inputs, True, True)
+    count = 3 if bias is not None else 2
+    return found[:5], slopes[:count], found.count, known[: 3 + count]
 
 
 CASES = {
-    "lists": (1.5, 2.0, 0.0, False),
-    "sparsemax": (2.0, 1.0, 0.0, False),
-    "another-alpha": (1.3, 3.0, 0.0, True),
-    "flat": (1.5, 0.01, 0.0, False),
-    "flat-capped": (1.25, 0.05, 3.0, True),
-    "capped": (1.5, 3.0, 4.0, False),
-    "softmax": (1.0, 1.0, 0.0, False),
-    "softmax-spread": (1.0, 1.0, 2.0, True),
+    "lists": (1.5, 2.0, 0.0, None, 1.0),
+    "sparsemax": (2.0, 1.0, 0.0, None, 1.0),
+    "another-alpha": (1.3, 3.0, 0.0, "words", 1.0),
+    "flat": (1.5, 0.01, 0.0, None, 1.0),
+    "flat-sparsemax": (2.0, 0.001, 0.0, None, 1.0),
+    "flat-spread": (1.4, 0.02, 0.0, "rows", 1.0),
+    "flat-capped": (1.25, 0.05, 3.0, "words", 1.0),
+    "capped": (1.5, 3.0, 4.0, None, 1.0),
+    "softmax": (1.0, 1.0, 0.0, None, 1.0),
+    "softmax-spread": (1.0, 1.0, 2.0, "words", 1.0),
+    "softmax-scaled": (1.0, 1.0, 0.0, None, 0.7),
+    "softmax-scaled-capped": (1.0, 3.0, 2.5, "rows", 1.3),
+    "softmax-rows": (1.0, 2.0, 0.0, "rows", 1.0),
 }
 
 
+def spread_of(kind, rows):
+    """Weights of a mean over words: None, the same for all rows, or of each row, half of them 0."""
+    if kind is None:
+        return None
+    each = torch.linspace(0, 1, WORDS, dtype=torch.float64)
+    return each if kind == "words" else (each * torch.arange(1, rows + 1)[:, None]) * (torch.arange(WORDS) % 2)
+
+
+# fewer dimensions than rows (groups of rows), as many or more (logits in the memory of the gradient)
 @pytest.mark.usefixtures("small")
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
+@pytest.mark.parametrize("size", [2, 6, 9])
 @pytest.mark.parametrize("file", FILES)
 @pytest.mark.parametrize("case", CASES)
-def test_kernels_are_the_reference(file, case):
-    alpha, scale, softcap, spread = CASES[case]
+def test_kernels_are_the_reference(file, case, size):
+    alpha, deviation, softcap, spread, scale = CASES[case]
     device = "cuda" if file == "cuda" and GPU else "cpu"
     kernel = import_module(f"polymax.kernels.linear_loss.{file}")
     # the interpreter is slow: its other dtypes are left to a GPU
     for dtype in (torch.float64, torch.float32, torch.bfloat16) if file == "cpu" or GPU else (torch.float32,):
-        given, target = problem(dtype, scale, bias=case != "lists")
-        of_words = torch.linspace(0, 1, WORDS).double() if spread else None
-        target = torch.where(target < 0, -1, target)
-        moved = [None if t is None else t.to(device) for t in (*given, target, of_words)]
-        found, slopes, count = outputs(kernel, moved[:3], moved[3], moved[4], alpha, softcap)
+        given, target = problem(dtype, deviation, bias=case != "lists", size=size)
+        named = torch.where(target < 0, -1, target)[:, None]
+        if spread != "words":
+            # lists of targets, some of them short
+            more = (named + torch.tensor([[7, 31]])) % WORDS
+            named = torch.cat([named, torch.where((named < 0) | (named % 3 == 0), -1, more)], 1)
+        of_words = spread_of(spread, len(target))
+        moved = [None if t is None else t.to(device) for t in (*given, named, of_words)]
+        found, slopes, count, known = outputs(kernel, moved[:3], moved[3], moved[4], alpha, softcap, scale)
         exact = [None if t is None else t.detach().double() for t in given]
-        expected, true_slopes, _ = outputs(reference, exact, target, of_words, alpha, softcap)
-        listed = alpha > 1 and scale > 0.1 and not (spread and softcap)
-        assert bool((count[target != -1] >= 0).any()) == listed, "rows of few words have lists"
-        for actual, truth in zip(found, expected, strict=True):
-            counted = target != -1
+        expected, true_slopes, _, true_known = outputs(reference, exact, named, of_words, alpha, softcap, scale)
+        counted = target != -100
+        listed = alpha > 1 and deviation > 0.1 and not (spread and softcap) and spread != "rows"
+        if size == SIZE:
+            assert bool((count[counted] >= 0).any()) == listed, "rows of few words have lists"
+        for actual, truth in zip((*found, *known[:3]), (*expected, *true_known[:3]), strict=True):
             close(actual.cpu()[counted], truth[counted], f"{file}.py == reference.py")
-        for actual, truth in zip(slopes, true_slopes, strict=True):
+        for actual, truth in zip((*slopes, *known[3:]), (*true_slopes, *true_known[3:]), strict=True):
             assert actual.dtype == (dtype if actual.dim() > 1 else torch.promote_types(dtype, torch.float32))
             # sums of products of half precision
             coarse = actual.to(dtype) if dtype == torch.bfloat16 else actual
@@ -261,9 +294,9 @@ def test_rising_logits_have_lists():
     hidden = torch.ones(3, 1, dtype=torch.float64)
     weight = torch.linspace(-40, 40, WORDS, dtype=torch.float64)[:, None]
     target = torch.tensor([WORDS - 1, 0, 3])
-    found = linear_loss(hidden, weight, None, target, None, 1.5, None, 0.0)
-    assert (found[8] >= 1).all()
-    assert (found[8] < 5).all()
+    found = Parts(*linear_loss(hidden, weight, None, target[:, None], None, 1.5, None, 0.0, 1.0))
+    assert (found.count >= 1).all()
+    assert (found.count < 5).all()
     close(pm.linear_entmax_loss(hidden, weight, target), dense(hidden, weight, None, target), "exact")
 
 
@@ -314,20 +347,21 @@ class _Largest(TorchDispatchMode):
         return out
 
 
-@pytest.mark.parametrize("scale", [3.0, 0.001])
-def test_logits_are_never_stored(scale, monkeypatch):
+@pytest.mark.parametrize(("alpha", "scale"), [(1.5, 3.0), (1.5, 0.001), (1.0, 1.0)])
+def test_logits_are_never_stored(alpha, scale, monkeypatch):
     cpu = import_module("polymax.kernels.linear_loss.cpu")
-    monkeypatch.setattr(cpu, "STEPS", replace(cpu.STEPS, rows=128, entries=2**15, flat=2**15))
+    monkeypatch.setattr(cpu, "STEPS", replace(cpu.STEPS, rows=128, entries=2**15, flat=2**15, kept=2**17))
     rows, words = 256, 3000
     hidden, weight = torch.randn(rows, 4), scale * torch.randn(words, 4)
-    inputs = hidden, weight, None, torch.randint(words, (rows,)), None, 1.5, None, 0.0
+    inputs = hidden, weight, None, torch.randint(words, (rows, 1)), None, alpha, None, 0.0, 1.0
     with _Largest() as seen:
-        found = cpu.linear_loss(*inputs)
-        grads = [torch.ones(rows) for _ in range(3)]
-        cpu.linear_loss_backward(*grads, *inputs, found[1], found[3], found[4], *found[6:], True, True)
-    assert bool((found[8] == FLAT).all()) == (scale < 0.1)
+        found = Parts(*cpu.linear_loss(*inputs))
+        grads = [torch.ones(rows), torch.ones(rows, 1), torch.ones(rows)]
+        cpu.linear_loss_backward(*grads, None, *inputs, *found.saved, True, True)
+        cpu.linear_loss_slopes(*grads, *inputs, True, True)
+    assert bool((found.count == FLAT).all()) == (scale < 0.1 or alpha == 1)
     # the longest lists, or a block
-    assert seen.found <= max(2**16, rows * 513)
+    assert seen.found <= max(2**17, rows * 513)
     assert seen.found < rows * words / 4
 
 
@@ -342,13 +376,14 @@ def test_the_same_call_gives_the_same_bits():
 @pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
 def test_operators_are_sound_and_compile():
     given, target = problem(torch.float32)
-    inputs = (*(t.detach() for t in given), torch.where(target < 0, -1, target), None, 1.5, None, 0.0)
+    inputs = (*(t.detach() for t in given), torch.where(target < 0, -1, target)[:, None], None, 1.5, None, 0.0, 1.0)
     checks = ("test_schema", "test_faketensor")
     torch.library.opcheck(linear_loss.op, inputs, test_utils=checks)
-    found = linear_loss(*inputs)
-    grads = [torch.ones(len(target)) for _ in range(3)]
-    slopes = (*grads, *inputs, found[1], found[3], found[4], *found[6:], True, True)
+    found = Parts(*linear_loss(*inputs))
+    grads = [torch.ones(len(target)), torch.ones(len(target), 1), torch.ones(len(target))]
+    slopes = (*grads, None, *inputs, *found.saved, True, True)
     torch.library.opcheck(linear_loss_backward.op, slopes, test_utils=checks)
+    torch.library.opcheck(linear_loss_slopes.op, (*grads, *inputs, True, True), test_utils=checks)
     torch._dynamo.reset()
 
     def loss(hidden, weight, bias):
@@ -392,8 +427,6 @@ def test_errors():
     }.items():
         with pytest.raises(ValueError, match=match):
             call()
-    with pytest.raises(TypeError, match=r"target must be words .*as much memory as the logits"):
-        pm.linear_entmax_loss(hidden, weight, torch.ones(7, WORDS))
     with pytest.raises(TypeError, match=r"hidden and weight must have one dtype"):
         pm.linear_entmax_loss(hidden.float(), weight, target)
 

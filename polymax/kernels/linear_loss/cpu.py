@@ -6,11 +6,20 @@ from torch import Tensor
 from polymax.backend.cpu_arrays import memory
 from polymax.backend.cpu_rows import parallel
 from polymax.backend.widen import wide
-from polymax.kernels.linear_loss.flat import slopes_in_torch, solve_in_torch
+from polymax.kernels.linear_loss.flat import (
+    accumulate_in_torch,
+    pick_in_torch,
+    scores_in_torch,
+    slopes_in_torch,
+    solve_in_torch,
+)
 from polymax.kernels.linear_loss.gradients import gradients
+from polymax.kernels.linear_loss.kept import value_and_gradients
 from polymax.kernels.linear_loss.numba_lists import add_columns, scan_rows
 from polymax.kernels.linear_loss.passes import value_and_lists
-from polymax.kernels.linear_loss.steps import Lists, Steps, pieces
+from polymax.kernels.linear_loss.reference import first_moment
+from polymax.kernels.linear_loss.steps import Cap, FlatRows, Lists, Steps, pieces
+from polymax.kernels.threshold import TSALLIS, threshold
 
 # rows whose words are gathered at once
 GATHERED = 16
@@ -28,6 +37,11 @@ def linear_loss_backward(grad_value: Tensor, *args) -> tuple[Tensor, Tensor, Ten
         return gradients(STEPS, grad_value, *args)
 
 
+def linear_loss_slopes(grad_value: Tensor, *args) -> tuple[Tensor, ...]:
+    with torch.autocast("cpu", enabled=False):
+        return value_and_gradients(STEPS, grad_value, *args)
+
+
 def product(a: Tensor, b: Tensor) -> Tensor:
     return wide(a) @ wide(b).mT
 
@@ -36,15 +50,51 @@ def add_product(total: Tensor, a: Tensor, b: Tensor) -> None:
     total.addmm_(a, b)
 
 
-def scan(
-    x: Tensor, bias: Tensor | None, target: Tensor | None, first: int, lists: Lists, alpha: float, softcap: float
-) -> None:
+def scan(x: Tensor, bias: Tensor | None, first: int, lists: Lists, alpha: float, softcap: float) -> None:
     nothing = x.new_zeros(0)
     parallel(
-        scan_rows, x.shape, 1, memory(x), memory(nothing if bias is None else bias.to(x.dtype)),
-        memory(torch.zeros(0, dtype=torch.int64, device="cpu") if target is None else target), first,
+        scan_rows, x.shape, 1, memory(x), memory(nothing if bias is None else bias.to(x.dtype)), first,
         tuple(memory(t) for t in lists), alpha, softcap,
     )  # fmt: skip
+
+
+def keep(x: Tensor, bias: Tensor | None, reference: Tensor | None, _: Tensor | None, cap: Cap) -> Tensor:
+    x = scores_in_torch(x, bias, cap)
+    return x if reference is None else x.sub_(reference.unsqueeze(1))
+
+
+def solve_kept(blocks: list[Tensor], alpha: float) -> tuple[Tensor, Tensor, Tensor]:
+    """Return top, value and tau of rows, and put their weights into the list in the place of their scores."""
+    (x,) = blocks
+    most = x.amax(1)
+    dead = torch.isneginf(most)
+    top = torch.where(most.isfinite(), most, 0)
+    if alpha == 1:
+        torch.ops.aten._softmax.out(x, 1, False, out=x)
+        value = tau = -torch.log(x.amax(1))
+    else:
+        a, z = alpha - 1, x.sub_(top.unsqueeze(1))
+        p = threshold(z, alpha, TSALLIS)
+        tau = -(p.amax(1) ** a)
+        mean = torch.bmm(p.unsqueeze(1), z.unsqueeze(2)).flatten()
+        if not bool(mean.isfinite().all()):
+            # a word of -inf has no weight
+            mean = first_moment(z, p)
+        value = a * mean / alpha + (tau + 1) / (alpha * a)
+        x = blocks[0] = p
+    if bool(dead.any()):
+        x[dead] = 0
+    return top, torch.where(dead, -torch.inf, value), tau
+
+
+def kept_slopes(
+    p: Tensor, _: Tensor | None, spread: Tensor | None, rows: FlatRows, alpha: float, cap: Cap, dtype: torch.dtype
+) -> Tensor:
+    """Return the gradient of logits from the weights of a block, which are overwritten."""
+    dx = p.mul_(rows.grad_value.unsqueeze(1))
+    if spread is not None:
+        dx.addcmul_(rows.grad_mean.unsqueeze(1), spread.to(dx.dtype))
+    return dx.mul_(cap.scale) if cap.scale != 1 else dx
 
 
 def row_sums(words: Tensor, coefs: Tensor, sizes: Tensor, weight: Tensor) -> Tensor:
@@ -80,11 +130,18 @@ STEPS = Steps(
     entries=2**20,
     flat=2**19,
     half=False,
+    kept=2**24,
+    chunk=1,
     product=product,
     add_product=add_product,
+    pick=pick_in_torch,
     scan=scan,
+    accumulate=accumulate_in_torch,
     solve=solve_in_torch,
     slopes=slopes_in_torch,
+    keep=keep,
+    solve_kept=solve_kept,
+    kept_slopes=kept_slopes,
     row_sums=row_sums,
     column_sums=column_sums,
 )

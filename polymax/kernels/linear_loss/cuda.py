@@ -8,11 +8,20 @@ from polymax.backend.triton_math import ceil_power, on_device
 from polymax.backend.widen import wide
 from polymax.kernels.linear_loss.cuda_flat import flat_slopes, solve_rows
 from polymax.kernels.linear_loss.cuda_lists import add_columns, add_rows
-from polymax.kernels.linear_loss.cuda_scan import scan_rows, settle_rows
-from polymax.kernels.linear_loss.flat import slopes_in_torch, solve_in_torch
+from polymax.kernels.linear_loss.cuda_scan import add_exponentials, keep_rows, pick_words, scan_rows, settle_rows
+from polymax.kernels.linear_loss.flat import (
+    accumulate_in_torch,
+    kept_slopes_in_torch,
+    pick_in_torch,
+    scores_in_torch,
+    slopes_in_torch,
+    solve_in_torch,
+    solve_kept_in_torch,
+)
 from polymax.kernels.linear_loss.gradients import gradients
+from polymax.kernels.linear_loss.kept import value_and_gradients
 from polymax.kernels.linear_loss.passes import value_and_lists
-from polymax.kernels.linear_loss.steps import FlatRows, Lists, Steps
+from polymax.kernels.linear_loss.steps import Cap, Exponentials, FlatRows, Lists, Steps
 
 # from 2.8 on torch multiplies half precision into float32; before, wider copies of a block are multiplied
 MIXED = hasattr(torch.ops.aten.mm, "dtype")
@@ -24,6 +33,8 @@ WIDTH, WARPS = 1024, 1
 PART, CHANNELS = 4, 1024
 # logits of a step over whole rows
 CHUNK = 8192
+# logits of a step over a row in blocks
+BLOCK = 1024
 
 
 def linear_loss(hidden: Tensor, *args) -> tuple[Tensor, ...]:
@@ -34,6 +45,11 @@ def linear_loss(hidden: Tensor, *args) -> tuple[Tensor, ...]:
 def linear_loss_backward(grad_value: Tensor, *args) -> tuple[Tensor, Tensor, Tensor]:
     with torch.autocast("cuda", enabled=False), on_device(grad_value):
         return gradients(STEPS, grad_value, *args)
+
+
+def linear_loss_slopes(grad_value: Tensor, *args) -> tuple[Tensor, ...]:
+    with torch.autocast("cuda", enabled=False), on_device(grad_value):
+        return value_and_gradients(STEPS, grad_value, *args)
 
 
 def product(a: Tensor, b: Tensor) -> Tensor:
@@ -51,55 +67,146 @@ def add_product(total: Tensor, a: Tensor, b: Tensor) -> None:
         total += product(a, b.mT)
 
 
-def scan(
-    x: Tensor, bias: Tensor | None, target: Tensor | None, first: int, lists: Lists, alpha: float, softcap: float
-) -> None:
+def pick(x: Tensor, bias: Tensor | None, named: Tensor, first: int, chosen: Tensor, cap: Cap) -> None:
+    k = named.shape[1]
+    if x.dtype == torch.float64:
+        # numbers that kernels are given have single precision
+        pick_in_torch(x, bias, named, first, chosen, cap)
+    elif k:
+        pick_words[(len(x),)](
+            x, x if bias is None else bias, named.contiguous(), chosen, first, x.shape[1], *cap, k,
+            BIAS=bias is not None, CAP=cap.softcap > 0, BK=ceil_power(k), num_warps=1,
+        )  # fmt: skip
+
+
+def scan(x: Tensor, bias: Tensor | None, first: int, lists: Lists, alpha: float, softcap: float) -> None:
     rows, words = x.shape
     size = lists.values.shape[1]
     width = min(WIDTH, ceil_power(words))
     given = x if bias is None else bias
     flags = {"BIAS": bias is not None, "CAP": softcap > 0, "BN": width}
     scan_rows[(rows,)](
-        x, given, lists.count if target is None else target, lists.count, lists.ids, lists.values, lists.bound,
-        lists.chosen, first, words, alpha - 1, softcap, size, TARGET=target is not None, **flags, num_warps=WARPS,
+        x, given, lists.count, lists.ids, lists.values, lists.bound, first, words, alpha - 1, softcap, size, **flags,
+        num_warps=WARPS,
     )  # fmt: skip
     settle_rows[(rows,)](
-        x, given, *lists[:5], first, words, alpha - 1, softcap, size, R=_power(alpha), BK=ceil_power(size), **flags,
+        x, given, *lists, first, words, alpha - 1, softcap, size, R=_power(alpha), BK=ceil_power(size), **flags,
         num_warps=1,
     )  # fmt: skip
 
 
-def solve(
-    x: Tensor, bias: Tensor | None, alpha: float, softcap: float, sloped: bool
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    if sloped or not 1 <= alpha <= 2 or x.dtype == torch.float64:
-        return solve_in_torch(x, bias, alpha, softcap, sloped)
+def accumulate(x: Tensor, bias: Tensor | None, sums: Exponentials, cap: Cap) -> None:
+    if x.dtype == torch.float64:
+        accumulate_in_torch(x, bias, sums, cap)
+        return
     rows, words = x.shape
-    top, value, tau = (torch.empty(rows, dtype=x.dtype, device=x.device) for _ in range(3))
-    solve_rows[(rows,)](
-        x, x if bias is None else bias, top, value, tau, words, alpha, softcap, R=_power(alpha),
-        BIAS=bias is not None, CAP=softcap > 0, BN=min(CHUNK, ceil_power(words)), num_warps=16,
+    add_exponentials[(rows,)](
+        x, x if bias is None else bias, *sums, words, *cap, BIAS=bias is not None, CAP=cap.softcap > 0,
+        BN=min(BLOCK, ceil_power(words)), num_warps=4,
     )  # fmt: skip
+
+
+def keep(x: Tensor, bias: Tensor | None, reference: Tensor | None, memory: Tensor | None, cap: Cap) -> Tensor:
+    rows, words = x.shape
+    if x.dtype == torch.float64:
+        x = scores_in_torch(x, bias, cap)
+        return x if reference is None else x - reference.unsqueeze(1)
+    out = torch.empty_like(x) if memory is None else memory
+    width = min(2048, ceil_power(words))
+    keep_rows[(rows, triton.cdiv(words, width))](
+        x, x if bias is None else bias, x if reference is None else reference, out, words, *cap,
+        BIAS=bias is not None, CAP=cap.softcap > 0, REFERENCE=reference is not None, BN=width,
+    )  # fmt: skip
+    return out
+
+
+def solve(
+    x: Tensor, bias: Tensor | None, alpha: float, cap: Cap, sloped: bool
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    if sloped or not 1 < alpha <= 2 or x.dtype == torch.float64 or cap.scale != 1:
+        return solve_in_torch(x, bias, alpha, cap, sloped)
+    top, value, tau = _solved(x, len(x), bias, x.shape[1], x.shape[1], 0, alpha, cap.softcap, x.dtype)
     return top, value, tau, torch.zeros_like(value)
 
 
-def slopes(
+def solve_kept(blocks: list[Tensor], alpha: float) -> tuple[Tensor, Tensor, Tensor]:
+    x, real = blocks[0], wide(blocks[0][:0]).dtype
+    if real == torch.float64 or not 1 <= alpha <= 2:
+        return solve_kept_in_torch([wide(b) for b in blocks], alpha)
+    words = sum(b.shape[1] for b in blocks)
+    first, last = x.storage_offset(), blocks[-1].storage_offset()
+    stride = blocks[1].storage_offset() - first if len(blocks) > 1 else 0
+    # all blocks, and what lies between them
+    memory = x.as_strided((last - first + blocks[-1].numel(),), (1,), first)
+    return _solved(memory, len(x), None, words, x.shape[1], stride, alpha, 0.0, real)
+
+
+def _solved(
     x: Tensor,
+    rows: int,
     bias: Tensor | None,
-    spread: Tensor | None,
-    rows: FlatRows,
+    words: int,
+    width: int,
+    stride: int,
     alpha: float,
     softcap: float,
     dtype: torch.dtype,
+) -> tuple[Tensor, Tensor, Tensor]:
+    top, value, tau = (torch.empty(rows, dtype=dtype, device=x.device) for _ in range(3))
+    # a program reads a part of one block at once: a power of two that divides its width
+    part = min(CHUNK, ceil_power(words)) if width == words else min(BLOCK, width & -width)
+    solve_rows[(rows,)](
+        x, top if bias is None else bias, top, value, tau, words, width, stride, alpha, softcap, R=_power(alpha),
+        BIAS=bias is not None, CAP=softcap > 0, BN=part, num_warps=16 if part > BLOCK else 8,
+    )  # fmt: skip
+    return top, value, tau
+
+
+def slopes(
+    x: Tensor, bias: Tensor | None, spread: Tensor | None, rows: FlatRows, alpha: float, cap: Cap, dtype: torch.dtype
 ) -> Tensor:
     if not 1 <= alpha <= 2 or x.dtype == torch.float64:
-        return slopes_in_torch(x, bias, spread, rows, alpha, softcap, dtype)
+        return slopes_in_torch(x, bias, spread, rows, alpha, cap, dtype)
+    return _slopes(x, bias, None, spread, rows, alpha, cap, dtype, 0)
+
+
+def kept_slopes(
+    x: Tensor,
+    reference: Tensor | None,
+    spread: Tensor | None,
+    rows: FlatRows,
+    alpha: float,
+    cap: Cap,
+    dtype: torch.dtype,
+) -> Tensor:
+    if not 1 <= alpha <= 2 or rows.top.dtype == torch.float64:
+        return kept_slopes_in_torch(wide(x).clone(), reference, spread, rows, alpha, cap, dtype)
+    return _slopes(x, None, reference, spread, rows, alpha, cap, dtype, 1 if reference is None else 2)
+
+
+def _slopes(
+    x: Tensor,
+    bias: Tensor | None,
+    reference: Tensor | None,
+    spread: Tensor | None,
+    rows: FlatRows,
+    alpha: float,
+    cap: Cap,
+    dtype: torch.dtype,
+    kept: int,
+) -> Tensor:
     n, words = x.shape
     out = torch.empty((n, words), dtype=dtype, device=x.device)
     width = min(2048, ceil_power(words))
+    top, tau, of_value, of_mean, of_moment = rows
+    if spread is not None and spread.stride(-1) != 1:
+        spread = spread.contiguous()
     flat_slopes[(n, triton.cdiv(words, width))](
-        x, x if bias is None else bias, x if spread is None else spread, *rows, out, words, alpha - 1, softcap,
-        R=_power(alpha), BIAS=bias is not None, SPREAD=spread is not None, CAP=softcap > 0, BN=width,
+        x, top if bias is None else bias, x if spread is None else spread, top if reference is None else reference,
+        top, tau, of_value, of_mean, of_value if of_moment is None else of_moment, out,
+        words, 0 if spread is None or spread.dim() == 1 else spread.stride(0), alpha - 1, *cap,
+        R=_power(alpha), BIAS=bias is not None, SPREAD=spread is not None, CAP=cap.softcap > 0, KEPT=kept,
+        MOMENT=of_moment is not None, BN=width,
     )  # fmt: skip
     return out
 
@@ -139,11 +246,18 @@ STEPS = Steps(
     entries=2**25,
     flat=2**24,
     half=True,
+    kept=0,
+    chunk=BLOCK,
     product=product,
     add_product=add_product,
+    pick=pick,
     scan=scan,
+    accumulate=accumulate,
     solve=solve,
     slopes=slopes,
+    keep=keep,
+    solve_kept=solve_kept,
+    kept_slopes=kept_slopes,
     row_sums=row_sums,
     column_sums=column_sums,
 )

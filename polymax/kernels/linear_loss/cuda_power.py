@@ -18,7 +18,7 @@ def capped_scores(b_x, softcap, CAP: tl.constexpr):
 @triton.jit
 def load_scores(p_x, p_bias, o_n, words, softcap, BIAS: tl.constexpr, CAP: tl.constexpr):
     """Return scores of words o_n of a row, -inf behind the last word."""
-    b_x = tl.load(p_x + o_n, mask=o_n < words, other=float("-inf"))
+    b_x = tl.load(p_x + o_n, mask=o_n < words, other=float("-inf")).to(p_bias.dtype.element_ty)
     if BIAS:
         b_x += tl.load(p_bias + o_n, mask=o_n < words, other=0.0)
     if CAP:

@@ -20,25 +20,78 @@ def lowest(t):
 
 
 @triton.jit
+def pick_words(
+    p_x, p_bias, p_named, p_chosen,
+    first, words, softcap, scale, k,
+    BIAS: tl.constexpr, CAP: tl.constexpr, BK: tl.constexpr,
+):  # fmt: skip
+    """Write the scores of the named words of a row that are in the block."""
+    i_r = tl.program_id(0).to(tl.int64)
+    o_k = tl.arange(0, BK)
+    o_n = tl.load(p_named + i_r * k + o_k, mask=o_k < k, other=-1) - first
+    m_k = (o_n >= 0) & (o_n < words)
+    b_x = tl.load(p_x + i_r * words + o_n, mask=m_k, other=0.0)
+    if BIAS:
+        b_x += tl.load(p_bias + o_n, mask=m_k, other=0.0)
+    tl.store(p_chosen + i_r * k + o_k, scale * capped_scores(b_x, softcap, CAP), mask=m_k)
+
+
+@triton.jit
+def add_exponentials(
+    p_x, p_bias, p_top, p_total, p_moment,
+    words, softcap, scale,
+    BIAS: tl.constexpr, CAP: tl.constexpr, BN: tl.constexpr,
+):  # fmt: skip
+    """Add exp u and u exp u of the block to the sums of a row, u being the score less the largest score so far."""
+    i_r = tl.program_id(0).to(tl.int64)
+    p_x += i_r * words
+    b_old = tl.load(p_top + i_r)
+    b_tops = tl.full((BN,), float("-inf"), p_top.dtype.element_ty)
+    for i_n in range(0, words, BN):
+        b_tops = tl.maximum(b_tops, scale * load_scores(p_x, p_bias, i_n + tl.arange(0, BN), words, softcap, BIAS, CAP))
+    b_top = tl.maximum(b_old, tl.max(b_tops, 0))
+    b_at = tl.where((b_top > float("-inf")) & (b_top < float("inf")), b_top, 0)
+    b_totals = tl.zeros((BN,), p_top.dtype.element_ty)
+    b_moments = tl.zeros((BN,), p_top.dtype.element_ty)
+    for i_n in range(0, words, BN):
+        b_u = scale * load_scores(p_x, p_bias, i_n + tl.arange(0, BN), words, softcap, BIAS, CAP) - b_at
+        b_e = tl.exp(b_u)
+        b_totals += b_e
+        b_moments += tl.where(b_e > 0, b_e * b_u, 0)
+    b_moved = tl.where(b_old > float("-inf"), b_old - b_at, 0)
+    b_kept = tl.where(b_old > float("-inf"), tl.exp(b_moved), 0)
+    b_total = tl.load(p_total + i_r)
+    tl.store(p_moment + i_r, b_kept * (tl.load(p_moment + i_r) + b_moved * b_total) + tl.sum(b_moments))
+    tl.store(p_total + i_r, b_kept * b_total + tl.sum(b_totals))
+    tl.store(p_top + i_r, b_top)
+
+
+@triton.jit
+def keep_rows(
+    p_x, p_bias, p_reference, p_out,
+    words, softcap, scale,
+    BIAS: tl.constexpr, CAP: tl.constexpr, REFERENCE: tl.constexpr, BN: tl.constexpr,
+):  # fmt: skip
+    """Write the scores of a block, less the reference of their row."""
+    i_r = tl.program_id(0).to(tl.int64)
+    o_n = tl.program_id(1) * BN + tl.arange(0, BN)
+    b_x = scale * load_scores(p_x + i_r * words, p_bias, o_n, words, softcap, BIAS, CAP)
+    if REFERENCE:
+        b_x -= tl.load(p_reference + i_r)
+    tl.store(p_out + i_r * words + o_n, b_x.to(p_out.dtype.element_ty), mask=o_n < words)
+
+
+@triton.jit
 def scan_rows(
-    p_x, p_bias, p_target, p_count, p_ids, p_values, p_bound, p_chosen,
+    p_x, p_bias, p_count, p_ids, p_values, p_bound,
     first, words, a, softcap, size,
-    BIAS: tl.constexpr, CAP: tl.constexpr, TARGET: tl.constexpr, BN: tl.constexpr,
+    BIAS: tl.constexpr, CAP: tl.constexpr, BN: tl.constexpr,
 ):  # fmt: skip
     """Add the logits of a block above a row's bound to the row's list, if they fit."""
     i_r = tl.program_id(0).to(tl.int64)
     n_old = tl.load(p_count + i_r)
-    i_y = 0
-    if TARGET:
-        i_y = tl.load(p_target + i_r).to(tl.int32)
-    if (n_old >= 0) & (i_y >= 0):
+    if n_old >= 0:
         p_x += i_r * words
-        if TARGET:
-            m_own = (i_y >= first) & (i_y < first + words)
-            b_own = tl.load(p_x + (i_y - first), mask=m_own, other=0.0)
-            if BIAS:
-                b_own += tl.load(p_bias + (i_y - first), mask=m_own, other=0.0)
-            tl.store(p_chosen + i_r, capped_scores(b_own, softcap, CAP), mask=m_own)
         b_low = lowest(tl.load(p_bound + i_r)) / a
         n_all = n_old
         for i_n in range(0, words, BN):

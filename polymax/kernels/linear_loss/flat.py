@@ -3,18 +3,69 @@
 import torch
 from torch import Tensor
 
-from polymax.kernels.linear_loss.reference import capped_logits, shift, value_tau_slope
-from polymax.kernels.linear_loss.steps import FlatRows
+from polymax.kernels.linear_loss.reference import cap_slope, capped_logits, shift, value_tau_slope
+from polymax.kernels.linear_loss.steps import Cap, Exponentials, FlatRows
 from polymax.kernels.threshold import TSALLIS, threshold
 
 
+def scores_in_torch(x: Tensor, bias: Tensor | None, cap: Cap) -> Tensor:
+    """Return the scores of a block of logits, which may be overwritten."""
+    x = x if bias is None else x.add_(bias)
+    if cap.softcap:
+        x = x.div_(cap.softcap).tanh_().mul_(cap.softcap)
+    return x if cap.scale == 1 else x.mul_(cap.scale)
+
+
+def pick_in_torch(x: Tensor, bias: Tensor | None, named: Tensor, first: int, chosen: Tensor, cap: Cap) -> None:
+    """Write the scores of the named words of a block."""
+    at = named - first
+    inside = (at >= 0) & (at < x.shape[1])
+    at = torch.where(inside, at, 0)
+    found = x.gather(1, at)
+    found = capped_logits(found if bias is None else found + bias[at], *cap)
+    chosen.copy_(torch.where(inside, found, chosen))
+
+
+def accumulate_in_torch(x: Tensor, bias: Tensor | None, sums: Exponentials, cap: Cap) -> None:
+    """Add the exponentials of a block, which is overwritten."""
+    x = scores_in_torch(x, bias, cap)
+    top = torch.maximum(sums.top, x.amax(1))
+    at = torch.where(top.isfinite(), top, 0)
+    u = x.sub_(at.unsqueeze(1))
+    e = u.exp()
+    moved = torch.where(sums.top == -torch.inf, 0, sums.top - at)
+    kept = torch.where(sums.top == -torch.inf, 0, torch.exp(moved))
+    # exponentials that are 0 have no moment, and -inf has none either
+    moment = kept * (sums.moment + moved * sums.total) + u.clamp_(min=-1e30).mul_(e).sum(1)
+    sums.moment.copy_(moment)
+    sums.total.copy_(kept * sums.total + e.sum(1))
+    sums.top.copy_(top)
+
+
+def finish_exponentials(sums: Exponentials) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Return top, value, tau and moment of rows."""
+    dead = sums.top == -torch.inf
+    lost = torch.isnan(sums.top) | (sums.top == torch.inf)
+    top = torch.where(sums.top.isfinite(), sums.top, 0)
+    value = torch.where(lost, torch.nan, torch.log(sums.total))
+    moment = torch.where(dead, 0, sums.moment / sums.total)
+    # a row of -inf has no weights
+    return top, value, torch.where(dead, torch.inf, value), moment
+
+
 def solve_in_torch(
-    x: Tensor, bias: Tensor | None, alpha: float, softcap: float, sloped: bool
+    x: Tensor, bias: Tensor | None, alpha: float, cap: Cap, sloped: bool
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Return top, value, tau and slope of whole rows, from their weights."""
-    x = capped_logits(x if bias is None else x + bias, softcap)
+    x = capped_logits(x if bias is None else x + bias, *cap)
     top = shift(x)
     return top, *value_tau_slope(x, threshold(x, alpha, TSALLIS), top, alpha, sloped)
+
+
+def solve_kept_in_torch(blocks: list[Tensor], alpha: float) -> tuple[Tensor, Tensor, Tensor]:
+    """Return top, value and tau of rows whose scores are kept."""
+    x = blocks[0] if len(blocks) == 1 else torch.cat(blocks, 1)
+    return solve_in_torch(x, None, alpha, Cap(0.0, 1.0), False)[:3]
 
 
 def slopes_in_torch(
@@ -23,23 +74,37 @@ def slopes_in_torch(
     spread: Tensor | None,
     rows: FlatRows,
     alpha: float,
-    softcap: float,
+    cap: Cap,
     dtype: torch.dtype,
 ) -> Tensor:
     """Return the gradient of a block of logits, in torch; the block is overwritten."""
-    x = x if bias is None else x.add_(bias)
-    factor = None
-    if softcap:
-        x = capped_logits(x, softcap)
-        factor = 1 - (x / softcap).square()
+    return kept_slopes_in_torch(scores_in_torch(x, bias, cap), None, spread, rows, alpha, cap, dtype)
+
+
+def kept_slopes_in_torch(
+    x: Tensor,
+    reference: Tensor | None,
+    spread: Tensor | None,
+    rows: FlatRows,
+    alpha: float,
+    cap: Cap,
+    dtype: torch.dtype,
+) -> Tensor:
+    """Return the gradient of logits from a block of scores, in torch; the block is overwritten."""
+    x = x if reference is None else x + reference.unsqueeze(1)
+    factor = cap_slope(x, *cap)
     # powers below 1 amplify rounding near the edge of the support
     z = (x.double() if alpha > 2 else x).sub_(rows.top.unsqueeze(1))
+    multiple = rows.grad_value.unsqueeze(1)
+    if rows.grad_moment is not None:
+        # words of -inf have no weight
+        multiple = multiple + rows.grad_moment.unsqueeze(1) * z.clamp(min=-1e30)
     if alpha == 1:
         p = z.sub_(rows.tau.unsqueeze(1)).exp_()
     else:
         w = z.mul_(alpha - 1).sub_(rows.tau.unsqueeze(1)).clamp_(min=0)
         p = w.square_() if alpha == 1.5 else w.pow_(1 / (alpha - 1)) if alpha != 2 else w
-    dx = p.mul_(rows.grad_value.unsqueeze(1))
+    dx = p.mul_(multiple)
     if spread is not None:
-        dx.addcmul_(rows.grad_mean.unsqueeze(1), spread)
-    return (dx if factor is None else dx.mul_(factor)).to(dtype)
+        dx.addcmul_(rows.grad_mean.unsqueeze(1), spread.to(dx.dtype))
+    return (dx if isinstance(factor, float) and factor == 1 else dx.mul_(factor)).to(dtype)

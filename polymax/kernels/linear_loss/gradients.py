@@ -5,102 +5,171 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from polymax.backend.widen import wide
 from polymax.kernels.linear_loss.linear_mean import add_linear_mean
+from polymax.kernels.linear_loss.passes import widened
 from polymax.kernels.linear_loss.problem import Grads, LossProblem, Saved, backward_of
-from polymax.kernels.linear_loss.steps import FlatRows, Steps, pieces
+from polymax.kernels.linear_loss.steps import Cap, FlatRows, Steps, pieces
+
+
+class Gradients:
+    """The gradients of a call, filled step by step; those that are not needed are empty."""
+
+    def __init__(self, problem: LossProblem, of_hidden: bool, of_words: bool, real: torch.dtype) -> None:
+        hidden, weight = problem.hidden, problem.weight
+        self.of_hidden, self.of_words = of_hidden, of_words
+        self.dh, self.dw = hidden.new_empty(0), weight.new_empty(0)
+        self.db = weight.new_zeros(len(weight) if of_words else 0, dtype=real)
+        if of_words:
+            self.dw = torch.empty_like(weight, memory_format=torch.contiguous_format)
+
+    @property
+    def all(self) -> tuple[Tensor, Tensor, Tensor]:
+        return self.dh, self.dw, self.db
 
 
 def gradients(steps: Steps, *given: Any) -> tuple[Tensor, Tensor, Tensor]:
     """Return the gradients, by the steps of a device."""
     grads, problem, saved, of_hidden, of_words = backward_of(given)
-    hidden, weight, bias, target, spread = problem[:5]
-    real = saved.probs.dtype
-    problem = problem._replace(bias=None if bias is None else wide(bias))
-    grads = Grads(*(g.to(real) if target is None else torch.where(target < 0, 0, g.to(real)) for g in grads))
-    dh, dw, db = hidden.new_empty(0), weight.new_empty(0), saved.top.new_zeros(len(weight) if of_words else 0)
-    if of_words:
-        dw = torch.empty_like(weight, memory_format=torch.contiguous_format)
-    dh_flat: Tensor | None = None
-    at: Any = slice(None)
-    flats, longest = saved.extent.tolist()
-    linear = spread is not None and problem.has_lists
-    if flats:
-        at = (saved.count < 0).nonzero().squeeze(1) if flats < len(hidden) else slice(None)
-        rows = FlatRows(saved.top[at], saved.tau[at], grads.value[at], grads.mean[at])
-        curved = None if spread is None or linear else spread.to(real)
-        flat = problem._replace(hidden=hidden[at], spread=curved)
-        dh_flat = _flat_gradients(steps, flat, rows, dw, db, of_hidden)
-    words, coefs, sizes = _entries(grads, problem, saved, max(longest, 0))
-    if of_words:
-        steps.column_sums(*_by_word(words, coefs, sizes, len(weight)), hidden, dw, db, bool(flats))
-    if of_hidden:
-        dh = steps.row_sums(words, coefs, sizes, weight)
-    if of_hidden and dh_flat is not None:
-        dh[at] = (dh[at] + dh_flat).to(dh.dtype)
-    if linear and spread is not None:
-        add_linear_mean(hidden, weight, spread, grads.mean, dh, dw, db)
-    return dh, dw, db
+    problem, real = widened(problem), saved.probs.dtype
+    grads = counted_grads(grads, problem, real)
+    found = Gradients(problem, of_hidden, of_words, real)
+    flats = int(saved.extent[0])
+    if not flats:
+        return add_lists(steps, grads, problem, saved, found, None, None)
+    at = (saved.count < 0).nonzero().squeeze(1) if flats < len(problem.hidden) else slice(None)
+    dh = flat_gradients(steps, problem, at, (saved.top[at], saved.tau[at]), grads, found, saved.moment)
+    return add_lists(steps, grads, problem, saved, found, at, dh)
 
 
-def _flat_gradients(
-    steps: Steps, problem: LossProblem, rows: FlatRows, dw: Tensor, db: Tensor, of_hidden: bool
+def counted_grads(grads: Grads, problem: LossProblem, real: torch.dtype) -> Grads:
+    """Return gradients in the dtype of sums, 0 for rows that do not count and places without a word."""
+    named, counted = problem.named, problem.counted
+    rows = [None if g is None else torch.where(counted, g.to(real), 0) for g in (grads.value, grads.mean, grads.moment)]
+    chosen = grads.chosen.to(real) if named is None else torch.where(named < 0, 0, grads.chosen.to(real))
+    value, mean, moment = rows
+    assert value is not None
+    assert mean is not None
+    return Grads(value, chosen, mean, moment if problem.alpha == 1 else None)
+
+
+def flat_grads(grads: Grads, moment: Tensor, at: Any) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Return the multiples of the weights of rows: of the weights, of the spread, and of weights times scores."""
+    if grads.moment is None:
+        return grads.value[at], grads.mean[at], None
+    # where no value has a meaning, none is multiplied by 0
+    mixed = torch.where(grads.moment == 0, 0, grads.moment * (1 - moment))
+    return (grads.value + mixed)[at], grads.mean[at], grads.moment[at]
+
+
+def add_lists(
+    steps: Steps,
+    grads: Grads,
+    problem: LossProblem,
+    saved: Saved,
+    found: Gradients,
+    at: Any,
+    dh_flat: Tensor | None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the gradients after those of lists and of named words are added to those of rows `at`."""
+    hidden, weight, spread = problem.hidden, problem.weight, problem.spread
+    words, coefs, sizes = _entries(grads, problem, saved, max(int(saved.extent[1]), 0))
+    if found.of_words:
+        columns = _by_word(words, coefs, sizes, len(weight))
+        steps.column_sums(*columns, hidden, found.dw, found.db, at is not None)
+    if found.of_hidden:
+        found.dh = steps.row_sums(words, coefs, sizes, weight)
+    if found.of_hidden and dh_flat is not None:
+        found.dh[at] = (found.dh[at] + dh_flat).to(found.dh.dtype)
+    if problem.linear and spread is not None:
+        add_linear_mean(hidden, weight, spread, grads.mean, found.dh, found.dw, found.db)
+    return found.all
+
+
+class Unit:
+    """A unit in which small gradients do not vanish in float16: a factor of rows, and its inverse for sums."""
+
+    def __init__(self, rows: FlatRows, dtype: torch.dtype) -> None:
+        self.scaled = dtype == torch.float16
+        sizes = [t.abs().amax() for t in rows[2:] if t is not None]
+        unit = torch.stack(sizes).amax()
+        self.size = torch.where(unit > 0, unit, 1) if self.scaled else torch.ones_like(unit)
+
+    def apply(self, rows: FlatRows) -> FlatRows:
+        if not self.scaled:
+            return rows
+        return FlatRows(*rows[:2], *(None if t is None else t / self.size for t in rows[2:]))
+
+
+def flat_gradients(
+    steps: Steps,
+    problem: LossProblem,
+    at: Any,
+    thresholds: tuple[Tensor, Tensor],
+    grads: Grads,
+    found: Gradients,
+    moment: Tensor | None = None,
 ) -> Tensor:
-    """Fill the gradients of weight and bias, unless they are empty; return the gradient of rows, at least in
+    """Fill the gradients of weight and bias, unless they are empty; return the gradient of rows `at`, at least in
     float32.
+
+    `thresholds` are top and tau of these rows; `moment`, of all rows, is needed if it has a gradient.
     """
-    weight, bias, spread = problem.weight, problem.bias, problem.spread
+    weight, bias = problem.weight, problem.bias
+    spread = problem.curved
+    spread = spread[at] if spread is not None and spread.dim() == 2 else spread
+    cap = Cap(problem.softcap, problem.scale)
+    rows = FlatRows(*thresholds, *flat_grads(grads, thresholds[0] if moment is None else moment, at))
     real = rows.top.dtype
     operand = problem.hidden.dtype if steps.half else real
-    hidden = problem.hidden.to(operand)
-    # small gradients would vanish in float16
-    unit = torch.maximum(rows.grad_value.abs().amax(), rows.grad_mean.abs().amax())
-    scaled = operand == torch.float16
-    unit = torch.where(unit > 0, unit, 1) if scaled else torch.ones_like(unit)
-    rows = rows._replace(grad_value=rows.grad_value / unit, grad_mean=rows.grad_mean / unit)
+    hidden = problem.hidden[at].to(operand)
+    unit = Unit(rows, operand)
+    rows = unit.apply(rows)
+    dw, db = found.dw, found.db
     dh = torch.zeros(hidden.shape, dtype=real, device=hidden.device)
     height = min(len(hidden), steps.rows)
     for words in pieces(len(weight), max(steps.flat // height, 1)):
         w = weight[words].to(operand)
         for some in pieces(len(hidden), steps.rows):
             x = steps.product(hidden[some], w)
-            local = [None if t is None else t[words] for t in (bias, spread)]
-            dx = steps.slopes(x, *local, rows.part(some), problem.alpha, problem.softcap, operand)
+            local = None if bias is None else bias[words]
+            part = None if spread is None else spread[words] if spread.dim() == 1 else spread[some, words]
+            dx = steps.slopes(x, local, part, rows.part(some), problem.alpha, cap, operand)
             del x
-            if of_hidden:
+            if found.of_hidden:
                 steps.add_product(dh[some], dx, w)
-            if dw.numel() == 0:
+            if not found.of_words:
                 continue
             if bias is not None:
-                db[words] += dx.sum(0, dtype=real) * unit
-            if len(hidden) == height and not scaled:
+                db[words] += dx.sum(0, dtype=real) * unit.size
+            if len(hidden) == height and not unit.scaled:
                 torch.mm(dx.mT, hidden, out=dw[words]) if dw.dtype == operand else dw[words].copy_(dx.mT @ hidden)
             else:
-                part = steps.product(dx.mT, hidden[some].mT) * unit
-                total = part if some.start == 0 else total + part  # noqa: F821
+                piece = steps.product(dx.mT, hidden[some].mT) * unit.size
+                total = piece if some.start == 0 else total + piece  # noqa: F821
                 dw[words] = total
-    return dh * unit
+    return dh * unit.size if unit.scaled else dh
 
 
 def _entries(grads: Grads, problem: LossProblem, saved: Saved, longest: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the words of each row that have a gradient, the target first, the gradients of their logits, and their
+    """Return the words of each row that have a gradient, named words first, the gradients of their logits, and their
     number.
 
     Shapes: words and gradients (n, k); numbers (n,)
     """
-    alpha, softcap, target = problem.alpha, problem.softcap, problem.target
-    ids, probs, of_target = saved.ids[:, :longest], saved.probs[:, :longest], grads.chosen
+    alpha, softcap, scale, named = problem.alpha, problem.softcap, problem.scale, problem.named
+    ids, probs, of_named = saved.ids[:, :longest], saved.probs[:, :longest], grads.chosen
     coefs = grads.value.unsqueeze(1) * probs
     if softcap:
         # recover the scores from their weights
-        x = saved.top.unsqueeze(1) + (probs ** (alpha - 1) + saved.tau.unsqueeze(1)) / (alpha - 1)
+        x = saved.top.unsqueeze(1) + (probs ** (alpha - 1) + saved.tau.unsqueeze(1)) / (alpha - 1) if longest else coefs
         coefs = coefs * (1 - (x / softcap).square())
-        of_target = of_target * (1 - ((saved.chosen + saved.top) / softcap).square())
+        of_named = of_named * (1 - ((saved.chosen + saved.top.unsqueeze(1)) / (scale * softcap)).square())
+    of_named = of_named if scale == 1 else of_named * scale
     sizes = saved.count.clamp(min=0)
-    if target is None:
+    if named is None:
         return ids, coefs, sizes
-    words = torch.cat([target.clamp(min=0).to(ids.dtype).unsqueeze(1), ids], 1)
-    return words, torch.cat([of_target.unsqueeze(1), coefs], 1), sizes + 1
+    words = torch.cat([named.clamp(min=0).to(ids.dtype), ids], 1)
+    return words, torch.cat([of_named, coefs], 1), sizes + named.shape[1]
 
 
 def _by_word(words: Tensor, coefs: Tensor, sizes: Tensor, vocabulary: int) -> tuple[Tensor, Tensor, Tensor]:

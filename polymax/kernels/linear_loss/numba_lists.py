@@ -11,14 +11,14 @@ SMALL = 0.02
 
 
 @kernel
-def scan_rows(start, stop, x, bias, target, first, lists, alpha, softcap):
+def scan_rows(start, stop, x, bias, first, lists, alpha, softcap):
     """Add the logits of a block above the bounds of rows to their lists, and raise the bounds."""
-    count, ids, values, top, bound, chosen = lists
+    count, ids, values, top, bound = lists
     width, size = x.shape[1], values.shape[1]
     fresh, places = np.empty(width + size, x.dtype), np.empty(width + size, np.int32)
     a = alpha - 1
     for i in range(start, stop):
-        if count[i] < 0 or (target.size > 0 and target[i] < 0):
+        if count[i] < 0:
             continue
         row = x[i]
         if bias.size > 0:
@@ -27,8 +27,6 @@ def scan_rows(start, stop, x, bias, target, first, lists, alpha, softcap):
         if softcap > 0:
             for j in range(width):
                 row[j] = softcap * np.tanh(row[j] / softcap)
-        if target.size > 0 and first <= target[i] < first + width:
-            chosen[i] = row[target[i] - first]
         top[i] = max(top[i], row_max(row))
         t = max(np.float64(bound[i]), a * np.float64(top[i]) - 1)
         found = _above(row, lowest(t, a), first, fresh, places)

@@ -2,10 +2,12 @@
 
 A block is scanned as soon as it is computed, and then dropped. Every row has a lower bound of its threshold that only
 rises: the largest logit so far less 1 / (alpha - 1), and the threshold of any part of the words. Words below it never
-get weight, so a short list of the others is enough. Rows whose lists overflow, as in the first steps of a training, are
-computed again, as whole rows in groups; their gradients are computed by blocks of words.
+get weight, so a short list of the others is enough. Rows whose lists overflow are computed again, as whole rows in
+groups; their gradients are computed by blocks of words. If a sample says that most rows would overflow, as in the first
+steps of a training, nothing is scanned. At alpha = 1 the scan adds up exponentials instead.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -13,66 +15,109 @@ from torch import Tensor
 
 from polymax.backend.widen import wide
 from polymax.kernels.linear_loss import FLAT, capacity
+from polymax.kernels.linear_loss.flat import finish_exponentials
 from polymax.kernels.linear_loss.linear_mean import linear_mean
-from polymax.kernels.linear_loss.problem import LossProblem, problem_of
-from polymax.kernels.linear_loss.reference import capped_logits, value_tau_slope
-from polymax.kernels.linear_loss.steps import Lists, Steps, pieces
+from polymax.kernels.linear_loss.problem import LossProblem, Parts, problem_of
+from polymax.kernels.linear_loss.reference import capped_logits, spread_mean, value_tau_slope
+from polymax.kernels.linear_loss.steps import Cap, Exponentials, Lists, Steps, pieces
 from polymax.kernels.threshold import TSALLIS, threshold
 
 # numbers of whole rows are multiples of this, which fill the tiles of a product
 TILE = 128
+# rows and words of the sample that tells if logits are flat
+ROWS, WORDS = 256, 1024
+# samples of fewer words than one in so many are not worth their time
+FEWEST = 4
+
+# the parts of FLAT rows `at`: value, chosen, mean, moment, top, tau and slope
+WholeRows = Callable[[LossProblem, Tensor], list[Tensor]]
 
 
-def value_and_lists(steps: Steps, *given: Any) -> tuple[Tensor, ...]:
+def value_and_lists(steps: Steps, *given: Any) -> Parts:
     """Run the operator, by the steps of a device."""
-    problem = problem_of(given)
-    hidden, weight, bias, target, spread = problem[:5]
-    n, words = len(hidden), len(weight)
-    problem = problem._replace(bias=None if bias is None else wide(bias))
+    problem = widened(problem_of(given))
+    return parts_of(steps, problem, lambda part, at: whole_rows(steps, part, at))
+
+
+def widened(problem: LossProblem) -> LossProblem:
+    return problem._replace(bias=None if problem.bias is None else wide(problem.bias))
+
+
+def parts_of(steps: Steps, problem: LossProblem, whole: WholeRows) -> Parts:
+    """Return the results of the operator; `whole` computes rows that have no list."""
+    hidden, weight, bias, named, spread = problem[:5]
+    n, words, counted = len(hidden), len(weight), problem.counted
     lists = Lists.empty(n, capacity(words), hidden)
-    if problem.has_lists and n and words:
-        _scan_all(steps, problem, lists)
-    else:
-        lists.count.fill_(FLAT)
-    counted = torch.ones_like(lists.count, dtype=torch.bool) if target is None else target >= 0
+    chosen = lists.top.new_zeros((n, 0) if named is None else named.shape)
+    # rows that do not count are not scanned
+    scanned = problem.has_lists and n > 0 and words > 0 and not flat_likely(steps, problem, capacity(words))
+    lists.count.masked_fill_(~counted if scanned else torch.ones_like(counted), FLAT)
+    if scanned:
+        _scan_all(steps, problem, lists, chosen)
     # a row without a candidate has no finite logit: rows with NaN or infinities are solved as whole rows
     flat = ((lists.count < 1) | ~lists.top.isfinite()) & counted
     count = torch.where(flat, FLAT, torch.where(counted, lists.count, 0))
     # queue work for the device before the counts are copied to the host
     value, tau, slope, probs = _finished(lists, count, problem)
     top = torch.where(lists.top.isfinite(), lists.top, 0)
-    chosen = lists.chosen - top
-    mean = torch.zeros_like(value)
+    chosen = chosen - top.unsqueeze(1)
+    mean, moment = torch.zeros_like(value), torch.zeros_like(value)
     extent = torch.stack([flat.sum(), count.amax()]).cpu() if n else torch.zeros(2, dtype=torch.int64, device="cpu")
     if extent[0]:
         at = flat.nonzero().squeeze(1)
-        for all_rows, some in zip((value, chosen, mean, top, tau, slope), _whole_rows(steps, problem, at)):
+        for all_rows, some in zip((value, chosen, mean, moment, top, tau, slope), whole(problem, at)):
             all_rows[at] = some
-    if spread is not None and problem.has_lists:
+    if spread is not None and problem.linear:
         mean = linear_mean(hidden, weight, bias, spread, top)
-    if target is not None:
-        value, chosen, mean = (torch.where(counted, t, 0) for t in (value, chosen, mean))
-    return value, chosen, mean, top, tau, slope, lists.ids, probs, count, extent
+    if named is not None:
+        value, mean, moment = (torch.where(counted, t, 0) for t in (value, mean, moment))
+        chosen = torch.where(named < 0, 0, chosen)
+    return Parts(value, chosen, mean, moment, top, tau, slope, lists.ids, probs, count, extent)
 
 
-def _scan_all(steps: Steps, problem: LossProblem, lists: Lists) -> None:
-    hidden, weight, bias, target = problem[:4]
+def _scan_all(steps: Steps, problem: LossProblem, lists: Lists, chosen: Tensor) -> None:
+    hidden, weight, bias, named = problem[:4]
+    cap = Cap(problem.softcap, problem.scale)
     for rows in pieces(len(hidden), steps.rows):
-        part, wanted = lists.part(rows), None if target is None else target[rows]
-        blocks = list(pieces(len(weight), max(steps.entries // (rows.stop - rows.start), 1)))
-        for k, words in enumerate(blocks):
+        part = lists.part(rows)
+        for words in pieces(len(weight), max(steps.entries // (rows.stop - rows.start), 1)):
             x = steps.product(hidden[rows], weight[words])
             some = None if bias is None else bias[words]
-            steps.scan(x, some, wanted, words.start, part, problem.alpha, problem.softcap)
-            # the first block shows if logits are flat: then skip the other blocks
-            if k == 0 and len(blocks) > 2 and bool((part.count < 0).double().mean() > 0.75):
-                part.count.fill_(FLAT)
-                break
+            if named is not None:
+                steps.pick(x, some, named[rows], words.start, chosen[rows], cap)
+            steps.scan(x, some, words.start, part, problem.alpha, problem.softcap)
+
+
+def flat_likely(steps: Steps, problem: LossProblem, size: int) -> bool:
+    """Return True if most rows seem to have more than `size` words with weight, by a sample of rows and words.
+
+    With F times as many words as in the sample, the threshold t solves F sum ((alpha - 1) x - t)_+ ^ (1 / (alpha - 1))
+    = 1. A wrong guess costs time alone.
+    """
+    hidden, weight, bias, named, _, alpha, _, softcap, scale = problem
+    rows, words = max(len(hidden) // ROWS, 1), len(weight) // WORDS
+    if words < FEWEST:
+        return False
+    h, a = hidden[::rows], alpha - 1
+    x = steps.product(h, weight[::words].contiguous())
+    x = capped_logits(x if bias is None else x + bias[::words], softcap, scale)
+    times = len(weight) / x.shape[1]
+    top = x.amax(1)
+    most = threshold(times**a * x, alpha, TSALLIS).amax(1)
+    bound = a * top - most**a / times**a
+    if named is not None:
+        # words with much weight are rarely in the sample, but often among the targets
+        at = named[::rows, 0].clamp(min=0)
+        chosen = (wide(h) * wide(weight[at])).sum(1)
+        chosen = capped_logits(chosen if bias is None else chosen + bias[at], softcap, scale)
+        bound = torch.maximum(bound, a * chosen - 1)
+    support = times * (a * x > bound.unsqueeze(1)).sum(1)
+    return bool((support > size).double().mean() > 0.5)
 
 
 def _finished(lists: Lists, count: Tensor, problem: LossProblem) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Return value, tau, slope and the weights of lists."""
-    if lists.values.numel() == 0 or not 1 < problem.alpha <= 2:
+    if lists.values.numel() == 0 or not problem.has_lists:
         nothing = torch.zeros_like(lists.top)
         return nothing.clone(), nothing.clone(), nothing, torch.zeros_like(lists.values)
     inside = torch.arange(lists.values.shape[1], device=count.device) < count.unsqueeze(1)
@@ -81,22 +126,63 @@ def _finished(lists: Lists, count: Tensor, problem: LossProblem) -> tuple[Tensor
     return *value_tau_slope(x, probs, torch.where(count > 0, lists.top, 0), problem.alpha, problem.sloped), probs
 
 
-def _whole_rows(steps: Steps, problem: LossProblem, at: Tensor) -> list[Tensor]:
-    """Return value, chosen, mean, top, tau and slope of rows `at`, from all of their logits."""
-    hidden, weight, bias, target, spread, alpha, _, softcap = problem
+def whole_rows(steps: Steps, problem: LossProblem, at: Tensor) -> list[Tensor]:
+    """Return value, chosen, mean, moment, top, tau and slope of rows `at`, from all of their logits."""
+    if problem.alpha == 1 and not problem.sloped:
+        return _rows_of_softmax(steps, problem, at)
+    hidden, weight, bias, named, _, alpha = problem[:6]
+    cap, curved = Cap(problem.softcap, problem.scale), problem.curved
     size = max(2 * steps.flat // len(weight), 1)
     parts = []
     for some in pieces(len(at), size - size % TILE or size):
         rows = at[some]
         x = steps.product(hidden[rows], weight)
-        top, value, tau, slope = steps.solve(x, bias, alpha, softcap, problem.sloped)
-        chosen = mean = torch.zeros_like(value)
-        if target is not None:
-            y = target[rows].clamp(min=0)
-            chosen = x.gather(1, y.unsqueeze(1)).squeeze(1)
-            chosen = capped_logits(chosen if bias is None else chosen + bias[y], softcap) - top
-        if spread is not None:
-            z = capped_logits(x if bias is None else x + bias, softcap) - top.unsqueeze(1)
-            mean = z @ spread.to(z.dtype)
-        parts.append((value, chosen, mean, top, tau, slope))
+        top, value, tau, slope = steps.solve(x, bias, alpha, cap, problem.sloped)
+        chosen = value.new_zeros((len(rows), 0))
+        if named is not None:
+            chosen = value.new_zeros((len(rows), named.shape[1]))
+            steps.pick(x, bias, named[rows], 0, chosen, cap)
+            chosen = chosen - top.unsqueeze(1)
+        mean, moment = torch.zeros_like(value), torch.zeros_like(value)
+        if curved is not None or alpha == 1:
+            z = steps.keep(x, bias, top, None, cap)
+            if curved is not None:
+                mean = spread_mean(z, _rows_of(curved, rows))
+            if alpha == 1:
+                moment = torch.exp(z - tau.unsqueeze(1)).mul_(z.clamp_(min=-1e30)).sum(1)
+        parts.append((value, chosen, mean, moment, top, tau, slope))
     return [torch.cat(column) for column in zip(*parts)]
+
+
+def _rows_of_softmax(steps: Steps, problem: LossProblem, at: Tensor) -> list[Tensor]:
+    """Return the parts of rows `at` at alpha = 1, by sums of exponentials over blocks of words."""
+    weight, bias, named = problem.weight, problem.bias, problem.named
+    cap, curved = Cap(problem.softcap, problem.scale), problem.curved
+    hidden = rows_at(problem.hidden, at)
+    sums = Exponentials.empty(len(at), hidden)
+    chosen = sums.top.new_zeros(len(at), 0 if named is None else named.shape[1])
+    named = None if named is None else rows_at(named, at)
+    mean, mass = torch.zeros_like(sums.top), torch.zeros_like(sums.top)
+    for some in pieces(len(at), steps.rows):
+        for words in pieces(len(weight), max(steps.entries // (some.stop - some.start), 1)):
+            x = steps.product(hidden[some], weight[words])
+            local = None if bias is None else bias[words]
+            if named is not None:
+                steps.pick(x, local, named[some], words.start, chosen[some], cap)
+            if curved is not None:
+                x, local, part = steps.keep(x, local, None, None, cap), None, _rows_of(curved, at[some])[..., words]
+                mean[some] += spread_mean(x, part)
+                mass[some] += part.to(x.dtype).sum(-1)
+            # scores that were kept are not capped again
+            steps.accumulate(x, local, sums.part(some), cap if curved is None else Cap(0.0, 1.0))
+    top, value, tau, moment = finish_exponentials(sums)
+    return [value, chosen - top.unsqueeze(1), mean - mass * top, moment, top, tau, torch.zeros_like(value)]
+
+
+def rows_at(t: Tensor, at: Tensor) -> Tensor:
+    """Return rows `at`, in order and each once: the tensor itself if these are all rows."""
+    return t if len(at) == len(t) else t[at]
+
+
+def _rows_of(spread: Tensor, rows: Tensor) -> Tensor:
+    return spread if spread.dim() == 1 else spread[rows]

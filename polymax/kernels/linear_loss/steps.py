@@ -10,29 +10,49 @@ from torch import Tensor
 from polymax.backend.widen import wide
 
 
+class Cap(NamedTuple):
+    """How logits become scores: scale softcap tanh(logits / softcap), or scale logits if softcap is 0."""
+
+    softcap: float
+    scale: float
+
+
 @dataclass(frozen=True)
 class Steps:
     """The steps of a device on blocks of logits, and on lists.
 
     `rows` and `entries` bound a block: the rows of a product, and its logits; `flat` bounds the logits of rows that are
     computed as a whole, or the gradients of these logits. `half` is True if products of half precision are summed in
-    float32; otherwise wider copies are multiplied.
+    float32; otherwise wider copies are multiplied. `kept` bounds the logits of flat rows that are kept at once; if it
+    is 0, they are kept in the memory of the gradient of weight, in blocks of a multiple of `chunk` words.
     """
 
     rows: int
     entries: int
     flat: int
     half: bool
+    kept: int
+    chunk: int
     # a (n, d), b (m, d) -> a b^T (n, m), at least in float32
     product: Callable[[Tensor, Tensor], Tensor]
     # sum (n, d) += a (n, m) b (m, d)
     add_product: Callable[[Tensor, Tensor, Tensor], None]
-    # logits (n, m) of words from `first` on, their bias, targets, lists, alpha, softcap
-    scan: Callable[[Tensor, Tensor | None, Tensor | None, int, "Lists", float, float], None]
-    # logits of all words, bias, alpha, softcap, True if the slope is needed -> top, value, tau, slope
-    solve: Callable[[Tensor, Tensor | None, float, float, bool], tuple[Tensor, Tensor, Tensor, Tensor]]
-    # logits, bias, spread, rows, alpha, softcap, dtype -> the gradient of logits
-    slopes: Callable[[Tensor, Tensor | None, Tensor | None, "FlatRows", float, float, torch.dtype], Tensor]
+    # logits (n, m) of words from `first` on, their bias, named words (n, k), their scores (n, k), which are written
+    pick: Callable[[Tensor, Tensor | None, Tensor, int, Tensor, Cap], None]
+    # logits (n, m) of words from `first` on, their bias, lists, alpha, softcap
+    scan: Callable[[Tensor, Tensor | None, int, "Lists", float, float], None]
+    # logits (n, m), their bias, sums of exponentials
+    accumulate: Callable[[Tensor, Tensor | None, "Exponentials", Cap], None]
+    # logits of all words, bias, alpha, True if the slope is needed -> top, value, tau, slope
+    solve: Callable[[Tensor, Tensor | None, float, Cap, bool], tuple[Tensor, Tensor, Tensor, Tensor]]
+    # logits, bias, spread, rows, alpha, dtype -> the gradient of logits
+    slopes: Callable[[Tensor, Tensor | None, Tensor | None, "FlatRows", float, Cap, torch.dtype], Tensor]
+    # logits (n, m), bias, reference (n,), memory (n, m) or None -> scores less the reference
+    keep: Callable[[Tensor, Tensor | None, Tensor | None, Tensor | None, Cap], Tensor]
+    # kept blocks, alpha -> top, value, tau; blocks may be overwritten by what `kept_slopes` needs
+    solve_kept: Callable[[list[Tensor], float], tuple[Tensor, Tensor, Tensor]]
+    # kept scores, reference, spread, rows, alpha, dtype -> the gradient of logits
+    kept_slopes: Callable[[Tensor, Tensor | None, Tensor | None, "FlatRows", float, Cap, torch.dtype], Tensor]
     # words and coefficients (n, k), their numbers (n,), weight -> sums (n, d)
     row_sums: Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
     # the first entry of each word (words + 1,), rows and coefficients of entries by word, hidden, gradients of weight
@@ -43,7 +63,7 @@ class Steps:
 class Lists(NamedTuple):
     """The words of each row that can have weight, with their logits; the largest logit; the bound of the threshold.
 
-    The bound is in units of (alpha - 1) x. `chosen` are the logits of targets.
+    The bound is in units of (alpha - 1) x.
     """
 
     count: Tensor
@@ -51,7 +71,6 @@ class Lists(NamedTuple):
     values: Tensor
     top: Tensor
     bound: Tensor
-    chosen: Tensor
 
     @classmethod
     def empty(cls, n: int, size: int, like: Tensor) -> "Lists":
@@ -60,22 +79,43 @@ class Lists(NamedTuple):
         lowest = torch.full((2, n), -torch.inf, dtype=real, device=like.device)
         ids = torch.empty((n, size), dtype=torch.int32, device=like.device)
         values = torch.empty((n, size), dtype=real, device=like.device)
-        return cls(count, ids, values, *lowest.unbind(0), torch.zeros(n, dtype=real, device=like.device))
+        return cls(count, ids, values, *lowest.unbind(0))
 
     def part(self, rows: slice) -> "Lists":
         return Lists(*(t[rows] for t in self))
 
 
+class Exponentials(NamedTuple):
+    """The largest score of each row so far, and sums of exp u and u exp u, with u the score less the largest."""
+
+    top: Tensor
+    total: Tensor
+    moment: Tensor
+
+    @classmethod
+    def empty(cls, n: int, like: Tensor) -> "Exponentials":
+        real = wide(like[:0]).dtype
+        lowest = torch.full((n,), -torch.inf, dtype=real, device=like.device)
+        return cls(lowest, *torch.zeros((2, n), dtype=real, device=like.device).unbind(0))
+
+    def part(self, rows: slice) -> "Exponentials":
+        return Exponentials(*(t[rows] for t in self))
+
+
 class FlatRows(NamedTuple):
-    """Rows whose weights are computed from their threshold, with the gradients of their values and means."""
+    """Rows whose weights are computed from their threshold, with the gradients of their values and means.
+
+    The weights of a row are multiplied by grad_value + grad_moment (x - top).
+    """
 
     top: Tensor
     tau: Tensor
     grad_value: Tensor
     grad_mean: Tensor
+    grad_moment: Tensor | None = None
 
     def part(self, rows: slice) -> "FlatRows":
-        return FlatRows(*(t[rows] for t in self))
+        return FlatRows(*(None if t is None else t[rows] for t in self))
 
 
 def pieces(n: int, size: int) -> Iterator[slice]:
