@@ -63,7 +63,9 @@ from polymax.losses import Partial as Partial
 from polymax.losses import crf_loss as crf_loss
 from polymax.losses import entmax_loss as entmax_loss
 from polymax.losses import fenchel_young as fenchel_young
+from polymax.losses import linear_cross_entropy as linear_cross_entropy
 from polymax.losses import linear_entmax_loss as linear_entmax_loss
+from polymax.losses import linear_log_prob as linear_log_prob
 from polymax.losses import linear_sparsemax_loss as linear_sparsemax_loss
 from polymax.losses import margin_sparsemap_loss as margin_sparsemap_loss
 from polymax.losses import perceptron_loss as perceptron_loss
@@ -183,7 +185,9 @@ from polymax.transduction_durations import tdt_loss as tdt_loss
 from polymax.transduction_joint import joint_rnnt_loss as joint_rnnt_loss
 
 # words of a large vocabulary
+from polymax.vocabulary import StoredWords as StoredWords
 from polymax.vocabulary import WordDistribution as WordDistribution
+from polymax.vocabulary import distillation_loss as distillation_loss
 from polymax.vocabulary import epsilon_perplexity as epsilon_perplexity
 from polymax.vocabulary import jensen_shannon as jensen_shannon
 from polymax.vocabulary import linear_entmax as linear_entmax

@@ -1,9 +1,15 @@
 """Sparse distributions over the words of a large vocabulary."""
 
+import os
+from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
+
+if TYPE_CHECKING:
+    from polymax.distributions.stored_words import StoredWords
 
 
 @dataclass(frozen=True)
@@ -70,3 +76,23 @@ class WordDistribution:
         # places of -1 point to one more word
         found = rows.scatter(-1, torch.where(self.ids < 0, self.words, self.ids), self.probs)[..., : self.words]
         return torch.where(self.probs.isnan().any(-1, keepdim=True), torch.nan, found)
+
+    @staticmethod
+    def save(
+        path: str | os.PathLike[str], documents: "Iterable[WordDistribution]", dtype: torch.dtype = torch.float16
+    ) -> None:
+        """Write a teacher's distributions to a new folder, one for each document, as lists (positions, k).
+
+        `documents` may be a generator: only one of them is in memory at a time. Probabilities take 2 bytes
+        (torch.float16) or 4 (torch.float32), words 2 bytes, or 4 in vocabularies of more than 65,536 words.
+        """
+        from polymax.distributions.stored_words import save_words
+
+        save_words(path, documents, dtype)
+
+    @staticmethod
+    def load(path: str | os.PathLike[str]) -> "StoredWords":
+        """Open a folder of `save`: `stored[document]` and `stored.at(documents, positions)` read from it."""
+        from polymax.distributions.stored_words import StoredWords
+
+        return StoredWords(path)
