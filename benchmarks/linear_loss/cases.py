@@ -58,6 +58,8 @@ class LossCase(Case):
     alpha: float
     deviation: float
     bars: dict[str, Bar]
+    # words in the list of a teacher for each row; 0 for one word as target
+    teacher: int = 0
 
     def runs_on(self, device: str) -> bool:
         return device in SHAPES
@@ -77,8 +79,21 @@ class LossCase(Case):
         liger = _liger() if device == "cuda" else ""
         if not isinstance(liger, str):
             losses["liger_kernel"] = (liger, 1.0)
-        truths = {alpha: oracles.gradients(alpha, *problem) for _, alpha in losses.values()}
-        known = {name: self._checked(loss, problem, truths[alpha]) for name, (loss, alpha) in losses.items()}
+        # the loss of lists beside that of one word
+        target = _teacher(problem[2], shape[2], self.teacher)
+        if self.teacher:
+            losses = {
+                "polymax, one word": losses["polymax"],
+                "polymax": (partial(_fused, self.alpha, target=target), self.alpha),
+            }
+        elif device == "cuda" and not quick:
+            losses["compiled cross_entropy(linear)"] = (torch.compile(_cross_entropy), 1.0)
+        base = BASE if BASE in losses else "polymax, one word"
+        exact = {alpha: oracles.gradients(alpha, problem[0], problem[1], problem[2]) for _, alpha in losses.values()}
+        truths = {name: exact[alpha] for name, (_, alpha) in losses.items()}
+        if self.teacher:
+            truths["polymax"] = oracles.gradients(self.alpha, problem[0], problem[1], target)
+        known = {name: self._checked(loss, problem, truths[name]) for name, (loss, _) in losses.items()}
         tasks = {
             name: [partial(_both, loss, problem)]
             for name, (loss, _) in losses.items()
@@ -93,8 +108,8 @@ class LossCase(Case):
             if name in found:
                 row |= {"eager_us": found[name].median_us, "eager_spread_us": found[name].spread_us}
                 row["extra_bytes"] = max(0, min(peak(tasks[name][0], device) for _ in range(3)) - gradients)
-                if BASE in found:
-                    row |= {"ratio": found[name].median_us / found[BASE].median_us, "ratio_of": "eager_us"}
+                if base in found:
+                    row |= {"ratio": found[name].median_us / found[base].median_us, "ratio_of": "eager_us"}
             dtype = str(DTYPES[device]).removeprefix("torch.")
             bar = self.bars.get(device) if name == "polymax" and not quick else None
             yield Row(self.name, BOTH, name, shape, dtype, others=others.share, **row | judged(bar, row))
@@ -122,8 +137,61 @@ class LossCase(Case):
         return {"status": OK if right else PARITY_FAILED, "parity": parity}
 
 
-def _fused(alpha: float, hidden: Tensor, weight: Tensor, target: Tensor) -> Tensor:
-    return pm.linear_entmax_loss(hidden, weight, target, alpha=alpha)
+def _fused(
+    alpha: float, hidden: Tensor, weight: Tensor, classes: Tensor, target: pm.WordDistribution | None = None
+) -> Tensor:
+    return pm.linear_entmax_loss(hidden, weight, classes if target is None else target, alpha=alpha)
+
+
+def _teacher(classes: Tensor, words: int, count: int) -> pm.WordDistribution:
+    """A list of words for each row, the class among them, with probabilities that fall."""
+    count = max(min(count, words), 1)
+    # words that are apart from each other
+    ids = (classes.unsqueeze(1) + torch.arange(count, device=classes.device) * (words // count)) % words
+    probs = torch.softmax(-0.2 * torch.arange(count, device=classes.device).float(), 0)
+    return pm.WordDistribution(ids, probs.expand(len(classes), count), words)
+
+
+@dataclass(frozen=True)
+class LogProbCase(Case):
+    """Log-probabilities of one word for each row, with entropy, beside the one product of matrices."""
+
+    name: str
+    bars: dict[str, Bar]
+
+    def runs_on(self, device: str) -> bool:
+        return device in SHAPES
+
+    def absent(self, device: str) -> list[Absent]:
+        return []
+
+    @torch.no_grad()
+    def rows(self, device: str, quick: bool) -> Iterator[Row]:
+        shape = QUICK_SHAPE if quick else SHAPES[device]
+        hidden, weight, ids = LossCase("", 1.0, 1.0, {})._problem(shape, device)
+        logs = hidden[:64].double() @ weight.double().T
+        logs = logs.log_softmax(-1)
+        truth = logs.gather(1, ids[:64, None])[:, 0], -(logs.exp() * logs).sum(-1)
+        found = pm.linear_log_prob(hidden, weight, ids, entropy=True)
+        error = max(float((a[:64].double() - b).abs().max() / b.abs().max()) for a, b in zip(found, truth, strict=True))
+        tolerance = TOLERANCE[hidden.dtype]
+        parity = {"forward": error, "tolerance": tolerance, "rows": len(hidden), "kinks": 0}
+        tasks: dict[str, list[timing.Task]] = {
+            "torch product": [lambda: linear(hidden, weight)],
+            "polymax": [lambda: pm.linear_log_prob(hidden, weight, ids, entropy=True)],
+        }
+        others = Others()
+        with others.watched():
+            effort = QUICK if quick else EFFORTS[device]
+            times = timing.wall(tasks, effort) if device == "cpu" else timing.eager(tasks, effort)
+        for name, own in tasks.items():
+            row: dict[str, Any] = {"status": OK if error <= tolerance else PARITY_FAILED, "parity": parity}
+            row |= {"eager_us": times[name].median_us, "eager_spread_us": times[name].spread_us}
+            row |= {"ratio": times[name].median_us / times["torch product"].median_us, "ratio_of": "eager_us"}
+            row["extra_bytes"] = peak(own[0], device)
+            dtype = str(DTYPES[device]).removeprefix("torch.")
+            bar = self.bars.get(device) if name == "polymax" and not quick else None
+            yield Row(self.name, "forward", name, shape, dtype, others=others.share, **row | judged(bar, row))
 
 
 def _both(loss: Loss, problem: Tensors) -> tuple[Tensor, Tensors]:
@@ -132,11 +200,18 @@ def _both(loss: Loss, problem: Tensors) -> tuple[Tensor, Tensors]:
     return value.detach(), torch.autograd.grad(value, (hidden, weight))
 
 
-MOST = {"cuda": Bar(12_000, "eager_us"), "cpu": Bar(1.0)}
+MOST = {"cuda": Bar(9_000, "eager_us"), "cpu": Bar(1.0)}
+FLAT = {"cuda": Bar(20_000, "eager_us"), "cpu": Bar(1.0)}
 
 LINEAR_LOSS: list[Case] = [
     LossCase("entmax 1.5, deviation 1", 1.5, 1.0, MOST),
     LossCase("entmax 1.5, deviation 3", 1.5, 3.0, MOST),
-    LossCase("entmax 1.5, flat logits (deviation 0.02)", 1.5, 0.02, {"cuda": Bar(1.5)}),
+    LossCase("entmax 1.5, flat logits (deviation 0.02)", 1.5, 0.02, FLAT),
+    LossCase("entmax 1.5, flat logits (deviation 0.1)", 1.5, 0.1, FLAT),
+    LossCase("entmax 1.25, deviation 1", 1.25, 1.0, {"cuda": Bar(14_000, "eager_us"), "cpu": Bar(1.0)}),
     LossCase("sparsemax, deviation 1", 2.0, 1.0, MOST),
+    LossCase("sparsemax, flat logits (deviation 0.02)", 2.0, 0.02, FLAT),
+    LossCase("cross-entropy, deviation 1", 1.0, 1.0, {"cuda": Bar(19_000, "eager_us"), "cpu": Bar(1.0)}),
+    LossCase("entmax 1.5, a teacher's list of 64 words", 1.5, 1.0, {"cuda": Bar(1.2), "cpu": Bar(1.2)}, 64),
+    LogProbCase("log-probability and entropy", {"cuda": Bar(1.1), "cpu": Bar(1.3)}),
 ]
