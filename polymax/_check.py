@@ -1,5 +1,6 @@
 """Argument checks: errors that name the argument, what was expected and what came."""
 
+import operator
 from typing import Any
 
 import torch
@@ -65,3 +66,24 @@ def number(value: Any, name: str, expected: str, valid: Any) -> None:
         raise TypeError(f"{name} must be a number or a tensor; got {type(value).__name__}")
     elif not valid(value):
         raise ValueError(f"{name} must be {expected}; got {value}")
+
+
+def integer(value: Any, name: str) -> int:
+    """Return an integer as Python's own type; refuse what is not an integer."""
+    if isinstance(value, int | torch.SymInt):
+        return value
+    try:
+        return operator.index(value)
+    except TypeError:
+        raise TypeError(f"{name} must be an integer; got {type(value).__name__}") from None
+
+
+def function(value: Any, name: str) -> None:
+    """Refuse what cannot be called."""
+    if not callable(value):
+        raise TypeError(f"{name} must be a function; got {value!r}")
+
+
+def defined(value: Any) -> Any:
+    """True for what is not NaN."""
+    return value == value

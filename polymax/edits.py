@@ -79,6 +79,7 @@ def soft_edit_distance(cost: Tensor, gamma: float = 1.0, gap: Number = 1.0, leng
         tensor(-0.4445)
     """
     _check.floating(cost, "cost")
+    _check.number(gap, "gap", "a number", _check.defined)
     return -_aligned(Marginals(_set("global", None, lengths), gamma), -cost, -gap, None, lengths)
 
 
@@ -96,6 +97,9 @@ def lcs_length(first: Tensor, second: Tensor, lengths: Pair | None = None) -> Te
 
 def _same(first: Tensor, second: Tensor) -> Tensor:
     """True for pairs of equal tokens, (*batch, n, m)."""
+    for x, name in ((first, "first"), (second, "second")):
+        if not isinstance(x, Tensor):
+            raise TypeError(f"{name} must be a tensor of tokens, such as torch.tensor([3, 1]); got {type(x).__name__}")
     if first.dim() < 1 or second.dim() < 1 or first.shape[:-1] != second.shape[:-1]:
         came = f"{tuple(first.shape)} and {tuple(second.shape)}"
         raise ValueError(f"first and second must be (*batch, n) and (*batch, m); got {came}")
@@ -108,9 +112,12 @@ def _set(mode: str, open: Number | None, lengths: Pair | None) -> GappedAlignmen
 
 def _gaps(scores: Tensor, extend: Number, open: Number | None) -> tuple[Tensor, ...]:
     """The scores of gaps in the order of the set's arguments."""
-    for x, name in ((extend, "gap scores"), (open, "open")):
+    for x, name in ((extend, "extend"), (0.0 if open is None else open, "open")):
+        _check.number(x, name, "a number", _check.defined)
         if isinstance(x, Tensor) and x.dim():
-            raise ValueError(f"{name} must be one number, here; pm.GappedAlignment takes others; got {tuple(x.shape)}")
+            raise ValueError(
+                f"{name} must be a single number; got {tuple(x.shape)}; pm.GappedAlignment takes a score for each place"
+            )
     given = (extend,) if open is None else (open, extend)
     return tuple(x if isinstance(x, Tensor) else scores.new_full((), x) for x in given)
 

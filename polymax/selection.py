@@ -68,11 +68,16 @@ def soft_topk(
     See: Prillo and Eisenschlos 2020, SoftSort: A continuous relaxation for the argsort operator.
     """
     _check.floating(x, "x")
+    if not x.dim():
+        raise ValueError("x must be (*batch, n); got ()")
     positive(gamma, "gamma")
+    _check.function(mapping, "mapping")
     rows = _check.masked(x, mask).movedim(dim, -1)
-    n = rows.shape[-1]
-    if isinstance(k, bool) or not isinstance(k, int) or not 0 <= k <= n:
+    n, k = rows.shape[-1], _check.integer(k, "k")
+    if not 0 <= k <= n:
         raise ValueError(f"k must be an integer from 0 to {n}, the number of entries; got {k!r}")
+    if isinstance(gamma, Tensor) and not _check.broadcastable(gamma.shape, rows.shape[:-1]):
+        raise ValueError(f"gamma must broadcast to the batch {tuple(rows.shape[:-1])}; got {tuple(gamma.shape)}")
     known = rows > -torch.inf
     # NaN is read, and makes its row NaN
     kept = torch.where(known | rows.isnan(), rows, 0)

@@ -154,6 +154,7 @@ def merge_tokens(labels: Tensor, scores: Tensor, blank: int = 0) -> list[TokenSp
     if labels.dim() != 1 or labels.shape != scores.shape:
         came = f"{tuple(labels.shape)} and {tuple(scores.shape)}"
         raise ValueError(f"labels and scores must be (frames,), of one utterance; got {came}")
+    _check.floating(scores, "scores")
     tokens, counts = torch.unique_consecutive(labels, return_counts=True)
     ends = counts.cumsum(0)
     rows = zip(tokens.tolist(), (ends - counts).tolist(), ends.tolist(), strict=True)
@@ -199,11 +200,12 @@ def align_segments(
     See: Bain et al. 2023, WhisperX: time-accurate speech transcription of long-form audio, section 3.3.
     """
     frames, classes = _segment_sizes(emissions, transcripts)
-    seconds = [*frame_seconds] if isinstance(frame_seconds, Sequence) else [frame_seconds] * len(transcripts)
-    begins = [0.0] * len(transcripts) if starts is None else [*starts]
-    for given, name in ((seconds, "frame_seconds"), (begins, "starts")):
-        if len(given) != len(transcripts):
-            raise ValueError(f"{name} must be as many as transcripts, {len(transcripts)}; got {len(given)}")
+    seconds = _numbers(frame_seconds, len(transcripts), "frame_seconds")
+    begins = _numbers(0.0 if starts is None else starts, len(transcripts), "starts")
+    if min(seconds, default=1.0) <= 0:
+        raise ValueError(f"frame_seconds must be positive; got {min(seconds)}")
+    if not isinstance(dictionary, Mapping):
+        raise TypeError(f"dictionary must map characters to labels; got {type(dictionary).__name__}")
     if not transcripts:
         return []
     known, between = _labels_of(set().union(*transcripts), dictionary, separator, blank, classes)
@@ -248,17 +250,22 @@ class _Spans(NamedTuple):
 def _spans(labels: np.ndarray, scores: np.ndarray, blank: int) -> _Spans:
     """The spans of the tokens of all segments, one after the other."""
     rows, n = labels.shape
-    edge = np.full((rows, 1), blank)
     # a column of blanks ends the runs of a segment
-    line = np.concatenate([labels, edge], 1).ravel()
+    line = np.concatenate([labels, np.full((rows, 1), blank)], 1).ravel()
     spoken = (line != blank) & (line != -1)
     changed = np.concatenate([[True], line[1:] != line[:-1]])
     start = np.flatnonzero(spoken & changed)
     end = np.flatnonzero(spoken & np.concatenate([changed[1:], [True]])) + 1
-    sums = np.concatenate([[0.0], np.concatenate([scores, np.zeros((rows, 1))], 1).ravel().cumsum()])
+    means = _means(np.concatenate([scores, np.zeros((rows, 1))], 1).ravel(), start, end)
     segment = start // (n + 1)
     first = np.searchsorted(segment, np.arange(rows + 1))
-    return _Spans(start - segment * (n + 1), end - segment * (n + 1), (sums[end] - sums[start]) / (end - start), first)
+    return _Spans(start - segment * (n + 1), end - segment * (n + 1), means, first)
+
+
+def _means(x: np.ndarray, start: np.ndarray, end: np.ndarray) -> np.ndarray:
+    """The means of x[start:end] for each pair; pairs are in order, and end before the last entry of x."""
+    # sums from each start to its end, and between: what is infinite in one of them is not in another
+    return np.add.reduceat(x, np.stack([start, end], 1).ravel())[::2] / (end - start)
 
 
 def _words(
@@ -268,8 +275,7 @@ def _words(
     texts = [text for text, _ in spelled.words]
     first = np.array([at for _, at in spelled.words])
     last = first + [len(text) for text in texts]
-    sums = np.concatenate([[0.0], score.cumsum()])
-    means = (sums[last] - sums[first]) / (last - first)
+    means = _means(np.concatenate([score, [0.0]]), first, last)
     inner: Iterator[tuple[AlignedCharacter, ...]] = repeat((), len(texts))
     if characters:
         rows = zip(spelled.letters, start.tolist(), end.tolist(), score.tolist(), strict=True)
@@ -308,7 +314,7 @@ def _labels_of(
     found = {c: label for c, label in dictionary.items() if label != blank}
     forms = {c: next((form for form in (c, c.lower(), c.upper()) if form in found), None) for c in characters}
     for c in {separator, *filter(None, forms.values())} & found.keys():
-        if not 0 <= found[c] < wild:
+        if not 0 <= _check.integer(found[c], f"dictionary[{c!r}]") < wild:
             raise ValueError(
                 f"dictionary must have labels in [0, {wild}), those of emissions; got {found[c]} for {c!r}"
             )
@@ -321,10 +327,26 @@ def _needed(labels: Sequence[int]) -> int:
     return len(labels) + sum(map(int.__eq__, labels, labels[1:]))
 
 
+def _numbers(given: float | Sequence[float], count: int, name: str) -> list[float]:
+    """A finite number for each segment, from numbers or from one number for all."""
+    values = np.asarray(given, dtype=float) if not isinstance(given, str) else np.asarray(np.nan)
+    if values.ndim > 1 or not np.isfinite(values).all():
+        raise ValueError(f"{name} must be a finite number, or a number for each segment; got {given!r}")
+    if values.ndim and len(values) != count:
+        raise ValueError(f"{name} must be as many as transcripts, {count}; got {len(values)}")
+    return values.tolist() if values.ndim else [float(values)] * count
+
+
 def _segment_sizes(emissions: Sequence[Tensor] | Tensor, transcripts: Sequence[str]) -> tuple[list[int], int]:
     """The number of frames of each segment, and of labels, of checked emissions."""
     if isinstance(transcripts, str):
         raise TypeError("transcripts must be a list of strings, one for each segment; got one string")
+    if not isinstance(emissions, Tensor | Sequence):
+        expected = "a list of tensors (frames, labels), or a tensor (segments, frames, labels)"
+        raise TypeError(f"emissions must be {expected}; got {type(emissions).__name__}")
+    for k, text in enumerate(transcripts):
+        if not isinstance(text, str):
+            raise TypeError(f"transcripts[{k}] must be a string; got {type(text).__name__}")
     if len(emissions) != len(transcripts):
         raise ValueError(f"emissions must be as many as transcripts, {len(transcripts)}; got {len(emissions)}")
     for k, each in enumerate(emissions):

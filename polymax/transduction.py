@@ -57,7 +57,7 @@ def rnnt_loss(
         )
     else:
         raise ValueError(f"logits must be (N, T, U + 1, V), or packed (rows, V); got {tuple(logits.shape)}")
-    x = Clamped.apply(logits, clamp) if clamp > 0 else logits
+    x = clamped(logits, clamp)
     if logits.dim() == 2:
         ends, labels = _unpacked(x, sizes, fused_log_softmax)
     else:
@@ -93,7 +93,7 @@ def additive_rnnt_loss(
     See: Kuang et al. 2022, Pruned RNN-T for fast, memory-efficient ASR training, section 2.2.
     """
     check_reduction(reduction)
-    sizes = sizes_of_terms(encoder, predictor, encoder.shape[-1], targets, logit_lengths, target_lengths, blank, "V")
+    sizes = sizes_of_terms(encoder, predictor, None, targets, logit_lengths, target_lengths, blank, "V")
     terms = encoder, predictor, sizes.ahead, sizes.frames, sizes.counts + 1
     ends, labels, _ = apply_function(_AdditiveLogProbabilities, *terms, sizes.blank)
     return reduced(ends, labels[:, :, :-1], sizes, reduction, encoder.dtype)
@@ -133,7 +133,7 @@ def padded_sizes(
 def sizes_of_terms(
     encoder: Tensor,
     predictor: Tensor,
-    classes: int,
+    classes: int | None,
     targets: Tensor,
     frames: Lengths,
     counts: Lengths,
@@ -142,7 +142,7 @@ def sizes_of_terms(
 ) -> Sizes:
     """The checked targets, lengths and blank of logits that are made of a term for frames and a term for tokens.
 
-    `last` names the last dimension of the terms in errors.
+    `last` names the last dimension of the terms in errors. If `classes` is None, that dimension has the classes.
     """
     for t, name in ((encoder, "encoder"), (predictor, "predictor")):
         _check.floating(t, name)
@@ -155,13 +155,15 @@ def sizes_of_terms(
         came = f"{tuple(predictor.shape)} {predictor.dtype} on {predictor.device}"
         raise ValueError(f"predictor must be {expected}, as the encoder; got {came}")
     shape = (*encoder.shape[:2], predictor.shape[1])
-    return padded_sizes(classes, targets, frames, counts, blank, encoder, shape)
+    count = encoder.shape[2] if classes is None else classes
+    return padded_sizes(count, targets, frames, counts, blank, encoder, shape)
 
 
 def _packed_sizes(logits: Tensor, targets: Tensor, frames: Lengths, counts: Lengths, blank: int) -> Sizes:
     """The checked targets, lengths and blank of packed logits."""
     _check_integers(targets)
-    n_of, m_of = (torch.as_tensor(t, dtype=torch.long, device=logits.device).reshape(-1) for t in (frames, counts))
+    both = ((frames, "logit_lengths"), (counts, "target_lengths"))
+    n_of, m_of = (_numbers(t, name).to(device=logits.device, dtype=torch.long) for t, name in both)
     if n_of.shape != m_of.shape or bool((torch.cat([n_of, m_of]) < 0).any()):
         raise ValueError(f"logit_lengths and target_lengths must be (N,) and not negative; got {n_of} and {m_of}")
     rows, tokens = int((n_of * (m_of + 1)).sum()), int(m_of.sum())
@@ -179,6 +181,7 @@ def _packed_sizes(logits: Tensor, targets: Tensor, frames: Lengths, counts: Leng
 
 
 def _checked(targets: Tensor, frames: Tensor, counts: Tensor, classes: int, blank: int) -> Sizes:
+    blank = _check.integer(blank, "blank")
     if not -classes <= blank < classes:
         raise ValueError(f"blank must be one of {classes} classes; got {blank}")
     targets = targets.to(device=frames.device, dtype=torch.long)
@@ -301,12 +304,25 @@ def _check_integers(targets: Tensor) -> None:
 
 
 def _lengths(lengths: Lengths, batch: int, size: int, device: torch.device, name: str) -> Tensor:
+    return checked_lengths(_numbers(lengths, name), torch.Size([batch]), size, device, name)
+
+
+def _numbers(lengths: Lengths, name: str) -> Tensor:
+    """Lengths as a tensor of integers (N,)."""
     if not isinstance(lengths, Tensor):
-        lengths = torch.as_tensor(lengths, dtype=torch.long)
-    return checked_lengths(lengths.reshape(-1), torch.Size([batch]), size, device, name)
+        lengths = torch.as_tensor(lengths, dtype=None if len(lengths) else torch.long)
+    if lengths.is_floating_point():
+        raise TypeError(f"{name} must be integers; got {lengths.dtype}")
+    return lengths.reshape(-1)
 
 
-class Clamped(Function):
+def clamped(logits: Tensor, bound: float) -> Tensor:
+    """The logits themselves; if the bound is positive, it bounds the entries of their gradient."""
+    _check.number(bound, "clamp", "a number", _check.defined)
+    return _Clamped.apply(logits, bound) if bound > 0 else logits
+
+
+class _Clamped(Function):
     """The logits themselves; the entries of their gradient are clamped."""
 
     generate_vmap_rule = True

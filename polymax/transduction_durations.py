@@ -1,6 +1,6 @@
 """The loss of token-and-duration transducers."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import torch
 from torch import Tensor
@@ -15,7 +15,7 @@ from polymax.kernels.duration_transducer import (
     duration_transducer_tangent,
 )
 from polymax.kernels.duration_transducer.reference import recorded
-from polymax.transduction import Clamped, Lengths, Sizes, chosen, padded_sizes, reduced
+from polymax.transduction import Lengths, Sizes, chosen, clamped, padded_sizes, reduced
 
 PASSES = duration_transducer_inside, duration_transducer_outside, duration_transducer_tangent
 REDUCTIONS = "mean", "mean_batch", "mean_volume", "sum", "none"
@@ -74,7 +74,7 @@ def tdt_loss(
     steps = _checked_durations(durations, duration_logits, token_logits)
     shape = tuple(token_logits.shape[:3])
     sizes = padded_sizes(token_logits.shape[-1], targets, logit_lengths, target_lengths, blank, token_logits, shape)
-    x = Clamped.apply(token_logits, clamp) if clamp > 0 else token_logits
+    x = clamped(token_logits, clamp)
     ends, labels = chosen(x, sizes.ahead[:, None, :].expand(shape), sizes.blank, True)
     labels = labels[:, :, :-1]
     if fastemit_lambda:
@@ -117,9 +117,11 @@ def _checked_durations(durations: Sequence[int], duration_logits: Tensor, token_
         _check.floating(logits, name)
     if token_logits.dim() != 4 or not token_logits.shape[2]:
         raise ValueError(f"token_logits must be (N, T, U + 1, V); got {tuple(token_logits.shape)}")
-    steps = tuple(int(d) for d in durations)
-    if not any(steps) or min(steps) < 0 or len(set(steps)) < len(steps) or any(d != int(d) for d in durations):
-        raise ValueError(f"durations must be different integers from 0 on, one of them positive; got {list(durations)}")
+    if not isinstance(durations, Iterable):
+        raise TypeError(f"durations must be a list of integers; got {type(durations).__name__}")
+    steps = tuple(_check.integer(d, "each of durations") for d in durations)
+    if not any(steps) or min(steps) < 0 or len(set(steps)) < len(steps):
+        raise ValueError(f"durations must be different integers from 0 on, one of them positive; got {list(steps)}")
     expected = (*token_logits.shape[:3], len(steps)), token_logits.dtype, token_logits.device
     came = tuple(duration_logits.shape), duration_logits.dtype, duration_logits.device
     if came != expected:

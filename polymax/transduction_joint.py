@@ -49,6 +49,7 @@ def joint_rnnt_loss(
     sublinear memory cost.
     """
     check_reduction(reduction)
+    _check.function(activation, "activation")
     _check.floating(weight, "weight")
     if weight.dim() != 2:
         raise ValueError(f"weight must be (V, H); got {tuple(weight.shape)}")
@@ -58,6 +59,10 @@ def joint_rnnt_loss(
     sizes = sizes_of_terms(encoder, predictor, weight.shape[0], targets, logit_lengths, target_lengths, blank, "H")
     if encoder.shape[2] != weight.shape[1]:
         raise ValueError(f"encoder must be (N, T, {weight.shape[1]}), as the weight has it; got {tuple(encoder.shape)}")
+    for t, name in ((weight, "weight"), (bias, "bias")):
+        # autocast converts both
+        if t is not None and t.dtype != encoder.dtype and not torch.is_autocast_enabled(encoder.device.type):
+            raise TypeError(f"{name} must be {encoder.dtype}, as the encoder; got {t.dtype}")
     ends, labels = _by_blocks(encoder, predictor, weight, bias, sizes, activation)
     return reduced(ends, labels[:, :, :-1], sizes, reduction, encoder.dtype)
 
@@ -81,7 +86,12 @@ def _by_blocks(
     again = torch.is_grad_enabled() and any(t.requires_grad for t in given) and not functional()
 
     def block(e: Tensor, p: Tensor, at: Tensor) -> tuple[Tensor, Tensor]:
-        logits = linear(activation(e.unsqueeze(2) + p.unsqueeze(1)), weight, bias)
+        terms = e.unsqueeze(2) + p.unsqueeze(1)
+        hidden = activation(terms)
+        if hidden.shape != terms.shape:
+            came = f"{tuple(hidden.shape)} for {tuple(terms.shape)}"
+            raise ValueError(f"activation must return a tensor of the shape of its argument; got {came}")
+        logits = linear(hidden, weight, bias)
         return chosen(logits, at.unsqueeze(1).expand(logits.shape[:3]), sizes.blank, True)
 
     def cells(group: slice, t: slice, u: slice) -> tuple[Tensor, Tensor]:

@@ -15,7 +15,7 @@ from tests.campaign.__main__ import campaign, main, operators
 
 # a seed for each family: what is tested here is the campaign
 ROUNDS = {"sparsemax": 0, "fusedmax": 0, "csoftmax": 0, "hard/chain": 0, "marginals/alignment": 0, "gradients": 0}
-ROUNDS |= {"attention": 0, "linear-loss": 0, "local/transducer": 1795071537}
+ROUNDS |= {"attention": 0, "linear-loss": 0, "local/transducer": 1795071537, "linear-sum-assignment": 0}
 
 
 @pytest.mark.parametrize(("only", "seed"), ROUNDS.items(), ids=list(ROUNDS))
@@ -66,10 +66,10 @@ def test_command(tmp_path):
 def test_every_mapping_and_structure_has_trials():
     names = set(operators())
     functions = {name for name in vars(pm) if name.endswith("max") and callable(getattr(pm, name)) and name.islower()}
-    # a head of words takes states and weights
-    assert functions - {"sq_pnorm_max", "linear_entmax"} <= names, "a mapping without trials"
+    # a head of words takes states and weights, and Gumbel-softmax draws
+    assert functions - {"sq_pnorm_max", "linear_entmax", "gumbel_softmax"} <= names, "a mapping without trials"
     assert {"hard/chain", "local/chain", "marginals/spanning-tree", "sparse/assignment", "ragged", "large"} <= names
-    assert {"attention", "linear-loss", "hard/alignment", "marginals/gapped"} <= names
+    assert {"attention", "linear-loss", "hard/alignment", "marginals/gapped", "linear-sum-assignment"} <= names
 
 
 def test_bounds_are_reached():

@@ -80,8 +80,15 @@ def test_gradients_are_pairs():
         pairs, gaps = torch.autograd.grad(function(x, extend), (x, extend))
         assert pairs.tolist() == [[1, 0, 0], [0, 0, 1]]
         assert gaps == 1
-    with pytest.raises(ValueError, match=r"must be one number.*got \(3,\)"):
+    with pytest.raises(ValueError, match=r"extend must be a single number; got \(3,\)"):
         pm.needleman_wunsch(x, torch.zeros(3))
+    for wrong in ("a", None, torch.tensor(-1)):
+        with pytest.raises(TypeError, match="extend must be"):
+            pm.needleman_wunsch(x, wrong)
+        with pytest.raises(TypeError, match="gap must be"):
+            pm.soft_edit_distance(x, 1.0, wrong)
+    with pytest.raises(ValueError, match="open must be a number; got nan"):
+        pm.smith_waterman(x, -1.0, math.nan)
 
 
 def test_distances_of_tokens():
@@ -95,6 +102,8 @@ def test_distances_of_tokens():
         assert (int(pm.edit_distance(a, b)), int(pm.lcs_length(a, b))) == known
     with pytest.raises(ValueError, match=r"first and second must be"):
         pm.edit_distance(first, second[:2])
+    with pytest.raises(TypeError, match=r"second must be a tensor of tokens.*got str"):
+        pm.lcs_length(first, "sitting")
 
 
 def test_soft_edit_distance():

@@ -2,6 +2,7 @@
 
 import inspect
 
+import numpy as np
 import pytest
 import torch
 from scipy import stats
@@ -69,6 +70,15 @@ def test_arguments_are_checked():
         pm.soft_topk(torch.zeros(3), 1, gamma=0.0)
     with pytest.raises(TypeError, match="x must be"):
         pm.soft_topk(torch.zeros(3).int(), 1)
+    with pytest.raises(TypeError, match="k must be an integer; got float"):
+        pm.soft_topk(torch.zeros(3), 1.0)
+    assert pm.soft_topk(torch.zeros(3), np.int64(2)).values.shape == (2,)
+    with pytest.raises(ValueError, match=r"x must be \(\*batch, n\); got \(\)"):
+        pm.soft_topk(torch.tensor(1.0), 1)
+    with pytest.raises(ValueError, match=r"gamma must broadcast to the batch \(2,\); got \(3,\)"):
+        pm.soft_topk(torch.zeros(2, 3), 1, gamma=torch.ones(3))
+    with pytest.raises(TypeError, match="mapping must be a function; got 'softmax'"):
+        pm.soft_topk(torch.zeros(3), 1, mapping="softmax")
     with pytest.warns(UserWarning, match="eps of gumbel_softmax has no effect"):
         pm.gumbel_softmax(torch.zeros(3), 1.0, False, 1e-3)
 

@@ -22,10 +22,11 @@ def operators():
     # tables and oracles are plain modules beside the tests
     if str(TESTS) not in sys.path:
         sys.path.insert(0, str(TESTS))
-    from tests.campaign import certificates, layers, mappings, sequences, structures
+    from tests.campaign import certificates, layers, mappings, matching, sequences, structures
 
-    others = {**structures.TRIALS, **certificates.TRIALS, **sequences.TRIALS, **layers.TRIALS}
-    return {**dict.fromkeys(mappings.MAPPINGS, (mappings.trial, TRIALS)), **{k: (run, 1) for k, run in others.items()}}
+    families = structures, certificates, sequences, layers, matching
+    others = {name: (run, 1) for family in families for name, run in family.TRIALS.items()}
+    return {**dict.fromkeys(mappings.MAPPINGS, (mappings.trial, TRIALS)), **others}
 
 
 def attempt(trial, draw):

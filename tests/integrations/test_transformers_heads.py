@@ -144,6 +144,23 @@ def test_rules_may_be_named_or_left_out():
     assert plain.crf.allowed_transitions is None
     with pytest.raises(ValueError, match="must be given encoder"):
         integration.CRFConfig(id2label={0: "O"})
+    with pytest.raises(TypeError, match=r"encoder must be a configuration.*got 'bert'"):
+        integration.CRFConfig(encoder="bert")
+    with pytest.raises(TypeError, match="got a dict with hidden_size"):
+        integration.CRFConfig(encoder={"hidden_size": 8})
+
+
+def test_shapes_are_those_of_the_tokens():
+    (inputs, labels), given = tokens(), trees()
+    with pytest.raises(ValueError, match=r"labels must be \(3, 7\), as input_ids; got \(3, 6\)"):
+        tagger()(**inputs, labels=labels[:, :6])
+    for model in (tagger(), parser()):
+        with pytest.raises(ValueError, match=r"word_mask must be \(3, 7\), as input_ids; got \(7,\)"):
+            model.decode(**inputs, word_mask=torch.ones(7))
+    with pytest.raises(ValueError, match=r"head_labels must be \(3, 7\)"):
+        parser()(**inputs, head_labels=given["head_labels"][:2])
+    with pytest.raises(ValueError, match=r"labels must be \(3, 7\)"):
+        parser()(**inputs, **given | {"labels": labels[:2]})
 
 
 @pytest.mark.parametrize("name", ["bert", "deberta-v2", "t5"])

@@ -85,6 +85,16 @@ def test_segments_without_words():
     assert pm.align_segments(torch.zeros(0, 3, 4), [], DICTIONARY) == []
 
 
+def test_scores_of_a_segment_are_its_own():
+    """+inf in a frame of a word spoils neither the score of the next word nor the next segment."""
+    emissions = [spoken("a-|b-"), spoken("a-|b-")]
+    emissions[0][0, DICTIONARY["a"]] = math.inf
+    one, two = pm.align_segments(emissions, ["a b", "a b"], DICTIONARY, 1.0)
+    assert one.words[0].score == math.inf
+    assert math.isfinite(one.words[1].score)
+    assert [w.score for w in two.words] == [pytest.approx(0.9)] * 2
+
+
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
 def test_dtypes_of_emissions(dtype):
     line = spoken("-hhe-l-lo||wor-ld-").to(dtype)
@@ -112,6 +122,22 @@ def test_dtypes_of_emissions(dtype):
             TypeError,
             r"emissions\[0\] must be float",
         ),
+        (
+            lambda: pm.align_segments(iter([spoken("a")]), ["a"], DICTIONARY),
+            TypeError,
+            r"emissions must be a list of tensors \(frames, labels\), or a tensor.*got list_iterator",
+        ),
+        (lambda: pm.align_segments([spoken("a")], [b"a"], DICTIONARY), TypeError, r"transcripts\[0\] must be a str"),
+        (lambda: pm.align_segments([spoken("a")], ["a"], [*LETTERS]), TypeError, "dictionary must map characters"),
+        (lambda: pm.align_segments([spoken("a")], ["a"], {"a": "2"}), TypeError, r"dictionary\['a'\] must be an int"),
+        (lambda: pm.align_segments([spoken("a")], ["a"], DICTIONARY, -0.02), ValueError, "must be positive; got -0.02"),
+        (lambda: pm.align_segments([spoken("a")], ["a"], DICTIONARY, "x"), ValueError, "must be a finite number, or"),
+        (
+            lambda: pm.align_segments([spoken("a")], ["a"], DICTIONARY, starts=[math.nan]),
+            ValueError,
+            "starts must be a finite number, or a number for each segment",
+        ),
+        (lambda: pm.merge_tokens(torch.tensor([1]), torch.tensor([1])), TypeError, "scores must be float64"),
         (lambda: pm.align_segments([spoken("a")], ["a"], DICTIONARY, blank=99), ValueError, "blank must be one of"),
         (lambda: pm.align_segments([spoken("a")], ["A"], {"A": 29}), ValueError, "got 29 for 'A'"),
         (lambda: pm.align_segments([spoken("a")], ["a"], {"a": 2, "|": 40}), ValueError, "got 40 for '|'"),

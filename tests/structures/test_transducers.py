@@ -274,6 +274,43 @@ def test_what_is_refused(call, message):
         call()
 
 
+TERMS = torch.zeros(1, 2, 3)
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: pm.rnnt_loss(LOGITS, *ONE, blank=1.0), "blank must be an integer; got float"),
+        (lambda: pm.rnnt_loss(LOGITS, *ONE, clamp="a"), "clamp must be a number or a tensor; got str"),
+        (lambda: pm.rnnt_loss(LOGITS, ONE[0], [1.5], [1]), "logit_lengths must be integers; got torch.float32"),
+        (lambda: pm.rnnt_loss(LOGITS[0, 0], ONE[0], [1], [1.5]), "target_lengths must be integers"),
+        (lambda: pm.tdt_loss(LOGITS, LOGITS[..., :2], *ONE, 2, 2), "durations must be a list of integers; got int"),
+        (lambda: pm.tdt_loss(LOGITS, LOGITS[..., :2], *ONE, 2, [0, 1.5]), "each of durations must be an integer"),
+        (lambda: pm.additive_rnnt_loss(None, TERMS, *ONE), "encoder must be a tensor; got NoneType"),
+        (
+            lambda: pm.joint_rnnt_loss(TERMS, TERMS, torch.zeros(4, 3), *ONE, activation="tanh"),
+            "activation must be a function; got 'tanh'",
+        ),
+        (
+            lambda: pm.joint_rnnt_loss(TERMS, TERMS, torch.zeros(4, 3).double(), *ONE),
+            "weight must be torch.float32, as the encoder; got torch.float64",
+        ),
+        (
+            lambda: pm.joint_rnnt_loss(TERMS, TERMS, torch.zeros(4, 3), *ONE, bias=torch.zeros(4).half()),
+            "bias must be torch.float32, as the encoder; got torch.float16",
+        ),
+    ],
+)
+def test_wrong_types_are_refused(call, message):
+    with pytest.raises(TypeError, match=message):
+        call()
+
+
+def test_activations_keep_the_shape():
+    with pytest.raises(ValueError, match=r"activation must return .* got \(1, 2, 2\) for \(1, 2, 2, 3\)"):
+        pm.joint_rnnt_loss(TERMS, TERMS, torch.zeros(4, 3), *ONE, activation=lambda x: x.sum(-1))
+
+
 def joint(batch=4, n=6, m=3, hidden=4, classes=5, bias=True, dtype=torch.float64):
     shapes = (batch, n, hidden), (batch, m + 1, hidden), (classes, hidden), *([(classes,)] if bias else [])
     tensors = tuple(torch.randn(s, dtype=dtype, requires_grad=True) for s in shapes)

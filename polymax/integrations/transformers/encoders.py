@@ -34,6 +34,11 @@ class EncoderHeadConfig(PreTrainedConfig):
                 "is loaded by the model's from_encoder(name, ...)"
             )
         if not isinstance(encoder, PreTrainedConfig):
+            if not isinstance(encoder, dict) or "model_type" not in encoder:
+                came = f"a dict with {', '.join(encoder) or 'nothing'}" if isinstance(encoder, dict) else repr(encoder)
+                raise TypeError(
+                    f"encoder must be a configuration of Transformers, or a dict with model_type; got {came}"
+                )
             encoder = AutoConfig.for_model(**encoder)
         self.encoder = encoder
         self.dropout = dropout
@@ -157,6 +162,7 @@ class EncoderWithHead(PreTrainedModel):
         self, input_ids: Tensor | None, attention_mask: Tensor | None, word_mask: Tensor | None, states: Tensor
     ) -> tuple[Tensor, Tensor]:
         """True at first subwords (B, n), and True at all tokens of words (B, n)."""
+        check_tokens(word_mask, states, "word_mask")
         seen = states.new_ones(states.shape[:2], dtype=torch.bool)
         if attention_mask is not None and attention_mask.dim() == 2:
             seen = attention_mask.bool()
@@ -168,6 +174,13 @@ class EncoderWithHead(PreTrainedModel):
             return word_mask.bool() & seen, inside
         before = nn.functional.pad(inside[:, :-1], (1, 0), value=False)
         return inside & ((kinds == BEGINS) | ~before), inside
+
+
+def check_tokens(x: Tensor | None, states: Tensor, name: str) -> None:
+    """Refuse a tensor that has no entry for each token, unless it is None."""
+    if x is not None and (not isinstance(x, Tensor) or x.shape != states.shape[:2]):
+        came = tuple(x.shape) if isinstance(x, Tensor) else type(x).__name__
+        raise ValueError(f"{name} must be {tuple(states.shape[:2])}, as input_ids; got {came}")
 
 
 def token_kinds(tokenizer: Any, size: int) -> Tensor:

@@ -11,7 +11,13 @@ from transformers import AutoConfig, AutoModel
 from transformers.utils import ModelOutput
 
 from polymax import _check
-from polymax.integrations.transformers.encoders import IGNORED, EncoderHeadConfig, EncoderWithHead, word_places
+from polymax.integrations.transformers.encoders import (
+    IGNORED,
+    EncoderHeadConfig,
+    EncoderWithHead,
+    check_tokens,
+    word_places,
+)
 from polymax.losses import crf_loss, sparsemap_loss, svm_loss
 from polymax.nn.scorers import ArcScorer, RelationScorer
 from polymax.structures import ProjectiveTree, SpanningTree
@@ -149,6 +155,8 @@ class DependencyParserModel(EncoderWithHead):
     ) -> Any:
         """Return a `ParserOutput`; further arguments, such as `token_type_ids`, are the encoder's."""
         states, output = self._encoded(input_ids, attention_mask, options)
+        check_tokens(head_labels, states, "head_labels")
+        check_tokens(labels, states, "labels")
         if head_labels is not None:
             word_mask = head_labels != IGNORED
         words, _ = self._words(input_ids, attention_mask, word_mask, states)

@@ -7,7 +7,13 @@ from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForTokenClassification
 from transformers.modeling_outputs import TokenClassifierOutput
 
-from polymax.integrations.transformers.encoders import IGNORED, EncoderHeadConfig, EncoderWithHead, word_places
+from polymax.integrations.transformers.encoders import (
+    IGNORED,
+    EncoderHeadConfig,
+    EncoderWithHead,
+    check_tokens,
+    word_places,
+)
 from polymax.nn.crf import CRF
 from polymax.nn.tag_schemes import scheme_constraints, scheme_of
 
@@ -95,6 +101,8 @@ class CRFForTokenClassification(EncoderWithHead):
         """
         states, output = self._encoded(input_ids, attention_mask, options)
         emissions = self.classifier(states).float()
+        check_tokens(labels, states, "labels")
+        check_tokens(word_mask, states, "word_mask")
         if labels is not None:
             word_mask = labels != IGNORED if word_mask is None else word_mask.bool() & (labels != IGNORED)
         words, inside = self._words(input_ids, attention_mask, word_mask, states)
