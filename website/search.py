@@ -14,6 +14,12 @@ WORDS = {
     "reference/structures.html#Chain": "Viterbi, forward backward, HMM, linear chain CRF",
     "reference/mappings.html#sparsemax": "projection onto the simplex, sparse softmax",
     "reference/dynamic-time-warping.html#soft_dtw": "soft-DTW, soft dtw",
+    "how-to/match.html": "scipy linear_sum_assignment, Hungarian matcher, bipartite matching, DETR, lapjv",
+    "how-to/hugging-face.html": "BERT-CRF, BertCRF, NER with a CRF, token classification, biaffine parser",
+    "how-to/onnx.html": "onnxruntime, ONNX export of sparsemax, entmax, CRF, Viterbi and CTC, opset",
+    "alignments.html#times-of-words": "word timestamps, forced alignment of a transcript, whisperX, stable-ts",
+    "alignments.html#tokens-and-durations": "TDT loss, token-and-duration transducer, Parakeet, NeMo",
+    "alignments.html#transducers": "RNN-T, RNNT loss, fused joint network, transducer loss",
 }
 
 

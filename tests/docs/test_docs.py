@@ -9,6 +9,7 @@ import inspect
 import io
 import re
 import shlex
+import warnings
 from pathlib import Path
 
 import pytest
@@ -36,12 +37,19 @@ def test_blocks(name):
     text = (ROOT / name).read_text(encoding="utf-8")
     if "from transformers import" in text:
         pytest.importorskip("transformers")
+    exports = "torch.onnx.export(" in text
+    if exports:
+        pytest.importorskip("onnxscript")
+        pytest.importorskip("onnxruntime")
     names: dict = {}
     blocks = BLOCKS.findall(text)
     assert blocks
     for code, shown in blocks:
         printed = io.StringIO()
-        with contextlib.redirect_stdout(printed):
+        with contextlib.redirect_stdout(printed), warnings.catch_warnings():
+            if exports:
+                # those of the exporter
+                warnings.simplefilter("ignore")
             exec(compile(code, name, "exec"), names)
         if shown:
             assert printed.getvalue() == shown

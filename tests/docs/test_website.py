@@ -5,6 +5,7 @@ import os
 import re
 import subprocess
 import sys
+from html import unescape
 from pathlib import Path
 from urllib.parse import unquote
 
@@ -76,8 +77,26 @@ def pages_need_nothing_from_elsewhere(site):
     assert "tabbed-set" in pages["migrating.html"]
     index = json.loads((site / "search.json").read_text(encoding="utf-8"))["items"]
     assert [item["location"] for item in index if item["location"].startswith("design")] == []
+    the_search_finds_names_of_others(index)
     assert pages["benchmarks.html"].count('<svg role="img"') > 10
     assert "<math" in pages["concepts.html"]
+
+
+def the_search_finds_names_of_others(index):
+    """Names in the table of docs/migrating.md, and common words for pages, are in the index."""
+    texts = {item["location"]: unescape(re.sub(r"<[^>]+>", "", item["text"])) for item in index}
+    page = (Path(__file__).parents[2] / "docs" / "migrating.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| (.+?) \| .+ \|$", page.partition("## entmax")[0], re.MULTILINE)
+    named = [name for row in rows for name in re.findall(r"`([^`(]+)", row)]
+    assert len(named) > 20
+    assert [name for name in named if name not in texts["migrating.html#you-call-it-we-call-it"]] == []
+    for words, place in (
+        ("Hungarian matcher", "how-to/match.html"),
+        ("BERT-CRF", "how-to/hugging-face.html"),
+        ("onnxruntime", "how-to/onnx.html"),
+        ("word timestamps", "alignments.html#times-of-words"),
+    ):
+        assert words in texts[place]
 
 
 def links_lead_somewhere(pages, site):

@@ -216,6 +216,14 @@ def word_labels(encoding: Any, labels: Sequence[Sequence[int]]) -> list[list[int
     Arguments:
         encoding: a `BatchEncoding` of a fast tokenizer
         labels: for each sentence the labels of its words
+
+    Example:
+        >>> from transformers import BertTokenizerFast
+        >>> pieces = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "an", "##na", "met"]
+        >>> tokenizer = BertTokenizerFast(vocab={piece: number for number, piece in enumerate(pieces)})
+        >>> encoding = tokenizer([["anna", "met"]], is_split_into_words=True)
+        >>> word_labels(encoding, [[7, 0]])  # [CLS] an ##na met [SEP]
+        [[-100, 7, -100, 0, -100]]
     """
     found = []
     for k, given in enumerate(labels):

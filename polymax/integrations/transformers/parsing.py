@@ -240,8 +240,12 @@ class ParserCollator:
     """Pads sentences to batches for `DependencyParserModel`: tokens as the tokenizer does, labels by -100.
 
     Example:
-        >>> ParserCollator.__init__.__doc__
-        'Take the tokenizer that made the features.'
+        >>> from transformers import BertTokenizerFast
+        >>> tokenizer = BertTokenizerFast(vocab={"[PAD]": 0, "[UNK]": 1, "[CLS]": 2, "[SEP]": 3})
+        >>> features = [{"input_ids": [2, 1, 1, 3], "labels": [-100, 4, 5, -100]}, {"input_ids": [2], "labels": [-100]}]
+        >>> ParserCollator(tokenizer)(features)["labels"]
+        tensor([[-100,    4,    5, -100],
+                [-100, -100, -100, -100]])
     """
 
     def __init__(self, tokenizer: Any) -> None:
