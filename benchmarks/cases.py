@@ -1,6 +1,7 @@
 """The suites: each is a list of cases."""
 
 from benchmarks.alignments.cases import ALIGNMENTS
+from benchmarks.alignments.cases import MEMORY as MEMORY_OF_ALIGNMENTS
 from benchmarks.attention.cases import ATTENTION
 from benchmarks.factors.cases import FACTORS
 from benchmarks.latency.cases import LATENCY
@@ -18,7 +19,7 @@ SUITES: dict[str, list[Case]] = {
     "sparsemap": SPARSEMAP,
     "factors": FACTORS,
     "throughput": THROUGHPUT,
-    "memory": MEMORY,
+    "memory": [*MEMORY, *MEMORY_OF_ALIGNMENTS],
     "alignments": ALIGNMENTS,
     "attention": ATTENTION,
     "linear_loss": LINEAR_LOSS,

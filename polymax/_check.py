@@ -70,7 +70,7 @@ def number(value: Any, name: str, expected: str, valid: Any) -> None:
 
 def integer(value: Any, name: str) -> int:
     """Return an integer as Python's own type; refuse what is not an integer."""
-    if isinstance(value, int | torch.SymInt):
+    if isinstance(value, int):
         return value
     try:
         return operator.index(value)

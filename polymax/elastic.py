@@ -129,8 +129,8 @@ def twe_distance(
     pairs = _far(x, y) + _far(before_x, before_y) + 2 * nu * (i - j).abs()
     deletion, insertion = (_norm(t - before) + nu + lam for t, before in ((x, before_x), (y, before_y)))
     shape = pairs.shape
-    gaps = deletion.unsqueeze(-1).expand(shape), insertion.unsqueeze(-2).expand(shape)
-    return _distance(pairs, *map(_begun, gaps), lengths, gamma)
+    gaps = _begun(deletion.unsqueeze(-1).expand(shape)), _begun(insertion.unsqueeze(-2).expand(shape))
+    return _distance(pairs, *gaps, lengths, gamma)
 
 
 def _checked(x: Tensor, y: Tensor, lengths: Pair | None) -> tuple[Tensor, Tensor, Pair]:

@@ -1,5 +1,6 @@
 """Monotonic search, forced alignment, transducers, and alignments with gaps."""
 
+import math
 from collections.abc import Callable
 from functools import cache
 
@@ -9,6 +10,7 @@ from torch import Tensor
 import polymax as pm
 from benchmarks.alignments import oracles, peers
 from benchmarks.baselines import Tensors, ours
+from benchmarks.memory import MemoryCase
 from benchmarks.record import Bar
 from benchmarks.workload import BOTH, FORWARD, Case, FunctionCase, Problems, Shape, Signature, Size, gaussian
 
@@ -159,9 +161,10 @@ def sizes(timed: str, signature: Signature, quick: Shape, *shapes: Shape) -> Pro
     return Problems({device: tuple(map(Size, shapes)) for device in ("cpu", "cuda")}, (timed,), signature, quick)
 
 
-def units(inputs: Callable[[Shape, torch.Generator], Tensors], shared: int = 0) -> Problems:
+def units(inputs: Callable[[Shape, torch.Generator], Tensors], shared: int = 0, *cuda: Shape) -> Problems:
     """Losses of sub-word units, each device with a size of its own; the last `shared` inputs serve the batch."""
-    sizes = {device: (Size(shape),) for device, shape in UNITS.items()}
+    more = {"cuda": cuda}
+    sizes = {device: tuple(map(Size, (shape, *more.get(device, ())))) for device, shape in UNITS.items()}
     return Problems(sizes, (BOTH,), Signature(inputs, one_each, shared), (2, 5, 3, 7))
 
 
@@ -169,8 +172,12 @@ PATHS = Signature(gaussian, nothing, compared=score_alone)
 LABELS = Signature(log_probs, nothing, compared=score_alone)
 SPEECH = (64, 1000, 200)
 JOINT = (8, 200, 41, 256)
+# the vocabulary of Parakeet: 13 GB of logits
+PARAKEET = (16, 400, 61, 8193)
 # logits of sub-word units: what a CPU and a GPU take
 UNITS = {"cpu": (2, 100, 31, 1025), "cuda": (16, 400, 61, 1025)}
+
+JOINTLY = ours(jointly, lambda *terms: exact_loss(joint_logits(*terms)))
 
 ALIGNMENTS: list[Case] = [
     FunctionCase(
@@ -214,12 +221,12 @@ ALIGNMENTS: list[Case] = [
     FunctionCase(
         "token-and-duration transducer",
         ours(with_durations, exact_with_durations),
-        units(tokens_and_durations),
+        units(tokens_and_durations, 0, PARAKEET),
         (peers.diagonals(exact_with_durations).behind(2),),
     ),
     FunctionCase(
         "joint transducer",
-        ours(jointly, lambda *terms: exact_loss(joint_logits(*terms))),
+        JOINTLY,
         units(joint_terms, shared=1),
         (peers.joined(lambda *terms: transduced(joint_logits(*terms))),),
     ),
@@ -229,5 +236,19 @@ ALIGNMENTS: list[Case] = [
         sizes(BOTH, Signature(gaussian, one_each), (3, 7, 5), (64, 512, 512)),
         (peers.wavefront(OPEN, EXTEND).behind(10),),
         {("cuda", BOTH): Bar(3e3, "eager_us")},
+    ),
+]
+
+MEMORY: list[Case] = [
+    MemoryCase(
+        "joint transducer",
+        JOINTLY,
+        Problems(
+            {"cpu": (Size((2, 150, 41, 4097)),), "cuda": (Size(UNITS["cuda"]),)},
+            signature=Signature(joint_terms, one_each, 1),
+            quick=(2, 5, 3, 7),
+        ),
+        # logits and their gradient together, divided by 20; tiny problems are one block
+        lambda shape: max(math.prod(shape) // 10, 1 << 16),
     ),
 ]

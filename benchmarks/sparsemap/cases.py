@@ -36,6 +36,12 @@ def best_assignment(scores: Tensor) -> Tensor:
     return pm.Assignment().decode(pm.Assignment().map(scores))
 
 
+def detected(cost: Tensor) -> Tensor:
+    """The query of each object, for images with different numbers of objects."""
+    sizes = oracles.objects(*cost.shape, cost.device)
+    return pm.linear_sum_assignment(cost, lengths=sizes, infeasible="skip")[1]
+
+
 def tree_score(inputs: Tensors, outputs: Tensors) -> Tensors:
     """Heads are as good as their score, if they are a tree."""
     return (oracles.tree_score(inputs[0], outputs[0].long()),)
@@ -46,10 +52,16 @@ def assignment_score(inputs: Tensors, outputs: Tensors) -> Tensors:
     return (oracles.assignment_score(inputs[0], outputs[0].long()),)
 
 
+def detected_cost(inputs: Tensors, outputs: Tensors) -> Tensors:
+    """Queries are as good as their cost, if they are an assignment."""
+    return (oracles.detected_cost(inputs[0], outputs[0].long()),)
+
+
 TAG_MEANS = Signature(chain_scores, shared=1)
 PART_MEANS = Signature()
 HEADS = Signature(outputs=nothing, compared=tree_score)
 COLUMNS = Signature(outputs=nothing, compared=assignment_score)
+QUERIES = Signature(outputs=nothing, compared=detected_cost)
 
 SPARSE_CHAIN, SPARSE_TREE = ours(sparse_chain, oracles.sparse_chain), ours(sparse_tree, oracles.sparse_tree)
 SPARSE_ASSIGNMENT = ours(sparse_assignment, oracles.sparse_assignment)
@@ -117,9 +129,12 @@ SPARSEMAP: list[Case] = [
         "assignment",
         BEST_ASSIGNMENT,
         found(
-            COLUMNS, (3, 5, 5), cpu=(Size((64, 200, 200)),), cuda=(within(12, 208, 300, 300), within(7, 256, 350, 350))
+            COLUMNS,
+            (3, 5, 5),
+            cpu=(Size((64, 200, 200)), Size((256, 350, 350))),
+            cuda=(within(12, 208, 300, 300), within(7, 256, 350, 350)),
         ),
-        (peers.SCIPY.behind(4), peers.LAPJV.behind(1), peers.LAPJVS, peers.TORCH_LINEAR_ASSIGNMENT),
+        (peers.SCIPY.behind(1), peers.LAPJV.behind(1), peers.LAPJVS, peers.TORCH_LINEAR_ASSIGNMENT),
     ),
     FunctionCase(
         "large assignment",
@@ -127,10 +142,17 @@ SPARSEMAP: list[Case] = [
         found(
             COLUMNS,
             (1, 6, 6),
-            cpu=(Size((1, 1024, 1024)),),
+            cpu=(Size((1, 1024, 1024)), Size((1, 4096, 4096))),
             cuda=(within(6, 1, 1024, 1024), within(100, 1, 4096, 4096)),
         ),
         (peers.SCIPY.behind(1), peers.LAPJV),
+    ),
+    # all layers of a detector's decoder: layers, images, objects, queries
+    FunctionCase(
+        "detector assignment",
+        ours(detected, oracles.detected),
+        found(QUERIES, (2, 3, 6, 9), cpu=(Size((7, 16, 60, 300)),), cuda=(within(1, 7, 16, 60, 300),)),
+        (peers.SCIPY_DETECTED.behind(1),),
     ),
 ]
 

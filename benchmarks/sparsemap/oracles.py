@@ -1,5 +1,7 @@
 """Best structures and their means, proven: polymax may propose a solution, but what accepts it is plain float64."""
 
+from functools import cache
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -68,6 +70,37 @@ def assignment_score(scores: Tensor, columns: Tensor) -> Tensor:
     valid = (columns.sort(1).values == torch.arange(columns.shape[1])).all(1)
     total = scores.gather(2, columns.clamp(0, columns.shape[1] - 1)[..., None]).sum((1, 2))
     return torch.where(valid, total, torch.nan)
+
+
+@cache
+def objects(layers: int, images: int, most: int, queries: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    """The numbers of objects, from a twelfth of the most on, and of queries of each image of each layer."""
+    counts = torch.linspace(max(most // 12, 1), most, images, device=device).long().expand(layers, images).contiguous()
+    return counts, torch.full_like(counts, queries)
+
+
+def detected(cost: Tensor) -> Tensor:
+    """Queries (layers, images, objects) of the cheapest pairs, or -1, which dual variables prove to be the cheapest."""
+    scores, lengths = -cost.detach(), objects(*cost.shape, cost.device)
+    found = pm.Assignment(lengths).columns(scores)
+    u, v = pm.Assignment(lengths).duals(scores)
+    inside = torch.arange(cost.shape[2])[:, None] < lengths[0][..., None, None]
+    low = torch.where(inside, scores - u[..., None] - v[..., None, :], 0).amax((2, 3)).clamp(min=-v.amin(2))
+    missing = u.sum(2) + v.sum(2) + detected_cost(cost, found)
+    size = 1 + cost.abs().amax((2, 3)) * cost.shape[2]
+    if not bool(((missing.abs() <= PROOF * size) & (low <= PROOF * size)).all()):
+        raise ValueError("the assignments proposed are not proven to be the best")
+    return found
+
+
+def detected_cost(cost: Tensor, queries: Tensor) -> Tensor:
+    """Costs (layers, images) of the queries of objects; NaN where a query is taken twice, or an object has none."""
+    inside = torch.arange(cost.shape[2]) < objects(*cost.shape, cost.device)[0][..., None]
+    # what stands past the objects is not compared
+    places = torch.where(inside, queries, cost.shape[3] + torch.arange(cost.shape[2]))
+    valid = (places.sort(2).values.diff(dim=2) > 0).all(2) & (queries >= 0)[inside.expand_as(queries)].all()
+    at = queries.clamp(0, cost.shape[3] - 1).unsqueeze(3)
+    return torch.where(valid, torch.where(inside, cost.gather(3, at).squeeze(3), 0).sum(2), torch.nan)
 
 
 def sparse_chain(unary: Tensor, transition: Tensor) -> Tensor:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.baselines import JaxFunction, Mapping, Peer, TorchFunction
+from benchmarks.sparsemap.oracles import objects
 from benchmarks.structures.peers import SLACK
 
 
@@ -60,6 +61,19 @@ def _scipy(package: Any) -> Mapping:
     return lambda scores: _stacked(solve(each, maximize=True)[1] for each in scores.numpy())
 
 
+def _scipy_detected(package: Any) -> Mapping:
+    solve = import_module("scipy.optimize").linear_sum_assignment
+
+    def call(cost: Tensor) -> Tensor:
+        counts = objects(*cost.shape, cost.device)[0].flatten().tolist()
+        found = np.full((len(counts), cost.shape[2]), -1)
+        for row, each, count in zip(found, cost.flatten(0, 1).numpy(), counts, strict=True):
+            row[:count] = solve(each[:count])[1]
+        return torch.from_numpy(found.reshape(cost.shape[:3]))
+
+    return call
+
+
 def _lapjv(package: Any) -> Mapping:
     return lambda scores: _stacked(package.lapjv(each, return_cost=False)[0] for each in -scores.numpy())
 
@@ -86,6 +100,7 @@ TORCH_STRUCT_TREES = Peer("torch_struct.NonProjective", lambda p: TorchFunction(
 SUPAR_TREES = Peer("supar.MatrixTree", lambda p: TorchFunction(_supar_trees(p)), slack=SLACK)
 SYNJAX_TREES = Peer("synjax.SpanningTreeCRF", lambda p: JaxFunction(_synjax_trees(p)), ("cpu",), SLACK)
 SCIPY = _finder("scipy.linear_sum_assignment", _scipy)
+SCIPY_DETECTED = _finder("scipy.linear_sum_assignment", _scipy_detected)
 LAPJV = _finder("lap.lapjv", _lapjv)
 LAPJVS = _finder("lap.lapjvs_batch", _lapjvs)
 TORCH_LINEAR_ASSIGNMENT = _finder("torch_linear_assignment", _torch_linear_assignment, ("cpu", "cuda"))

@@ -12,7 +12,7 @@ from polymax.structures.base import checked_lengths
 from polymax.structures.dynamic import DynamicProgram
 
 # the parts of a point: the step that ends there; in affine gaps, the first step of a run and its others
-STEPS = {"linear": ("pair", "deletion", "insertion")}
+STEPS: dict[str, tuple[str, ...]] = {"linear": ("pair", "deletion", "insertion")}
 STEPS["affine"] = ("pair", "deletion_open", "deletion_extend", "insertion_open", "insertion_extend")
 
 

@@ -73,7 +73,7 @@ class EncoderWithHead(PreTrainedModel):
     tokenizer, and is saved with the model. Without a tokenizer, every token is a word.
     """
 
-    config_class = EncoderHeadConfig
+    config_class: Any = EncoderHeadConfig
     base_model_prefix = "polymax_model"
     supports_gradient_checkpointing = True
     accepts_loss_kwargs = False
@@ -90,7 +90,7 @@ class EncoderWithHead(PreTrainedModel):
             # post_init draws parameters of modules without this mark
             for module in encoder.modules():
                 module._is_hf_initialized = True  # type: ignore[assignment]
-        self.encoder = encoder
+        self.encoder: Any = encoder
         self.dropout = nn.Dropout(config.dropout)
         self.register_buffer("token_kinds", torch.zeros(config.vocab_size, dtype=torch.uint8))
 
@@ -112,13 +112,14 @@ class EncoderWithHead(PreTrainedModel):
             encoder_options: options of `AutoModel.from_pretrained`, such as `dtype`
             options: further fields of the configuration
         """
+        inner: Any = encoder
         if isinstance(encoder, str):
-            encoder = AutoModel.from_pretrained(encoder, **(encoder_options or {}))
+            inner = AutoModel.from_pretrained(encoder, **(encoder_options or {}))
         if labels is not None:
             options["id2label"] = dict(enumerate(labels))
-        model = cls(cls.config_class(encoder=encoder.config, **options), _encoder_of(encoder))
-        if encoder.dtype in (torch.float16, torch.bfloat16):
-            model = model.to(encoder.dtype)
+        model: Any = cls(cls.config_class(encoder=inner.config, **options), _encoder_of(inner))
+        if inner.dtype in (torch.float16, torch.bfloat16):
+            model = model.to(inner.dtype)
         return model if tokenizer is None else model.with_tokenizer(tokenizer)
 
     @classmethod
@@ -134,7 +135,7 @@ class EncoderWithHead(PreTrainedModel):
         self.token_kinds.copy_(token_kinds(tokenizer, len(self.token_kinds)))
         return self
 
-    def get_input_embeddings(self) -> nn.Module:
+    def get_input_embeddings(self) -> Any:
         return self.encoder.get_input_embeddings()
 
     def set_input_embeddings(self, value: nn.Module) -> None:
@@ -174,6 +175,11 @@ class EncoderWithHead(PreTrainedModel):
             return word_mask.bool() & seen, inside
         before = nn.functional.pad(inside[:, :-1], (1, 0), value=False)
         return inside & ((kinds == BEGINS) | ~before), inside
+
+
+def label_names(config: Any) -> list[str]:
+    """Return the names of the labels, in the order of their numbers."""
+    return [config.id2label[number] for number in range(config.num_labels)]
 
 
 def check_tokens(x: Tensor | None, states: Tensor, name: str) -> None:

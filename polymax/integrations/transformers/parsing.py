@@ -1,6 +1,6 @@
 """Dependency parsing by scores of arcs above any encoder."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -16,13 +16,14 @@ from polymax.integrations.transformers.encoders import (
     EncoderHeadConfig,
     EncoderWithHead,
     check_tokens,
+    label_names,
     word_places,
 )
 from polymax.losses import crf_loss, sparsemap_loss, svm_loss
 from polymax.nn.scorers import ArcScorer, RelationScorer
 from polymax.structures import ProjectiveTree, SpanningTree
 
-TREE_LOSSES = {"crf": crf_loss, "svm": svm_loss, "sparsemap": sparsemap_loss}
+TREE_LOSSES: dict[str, Callable[..., Tensor]] = {"crf": crf_loss, "svm": svm_loss, "sparsemap": sparsemap_loss}
 
 
 class DependencyParserConfig(EncoderHeadConfig):
@@ -137,7 +138,7 @@ class DependencyParserModel(EncoderWithHead):
         super().__init__(config, encoder)
         self.arcs = ArcScorer(config.hidden_size, config.arc_size, config.dropout)
         self.relations = (
-            RelationScorer(config.hidden_size, config.label_size, config.num_labels, config.dropout)
+            RelationScorer(config.hidden_size, config.label_size, len(label_names(config)), config.dropout)
             if config.labelled
             else None
         )
@@ -203,11 +204,11 @@ class DependencyParserModel(EncoderWithHead):
             found = self(input_ids, attention_mask, word_mask=word_mask, **options)
         finally:
             self.train(training)
-        rows = []
+        names, rows = label_names(self.config), []
         for k, heads in enumerate(found.heads.tolist()):
             numbers = [None] * len(heads) if found.relations is None else found.relations[k].tolist()
             pairs = [(head, number) for head, number in zip(heads, numbers, strict=True) if head != IGNORED]
-            rows.append([Arc(head, None if n is None else self.config.id2label[n]) for head, n in pairs])
+            rows.append([Arc(head, None if n is None else names[n]) for head, n in pairs])
         return rows
 
     def _trees(self, lengths: Tensor) -> SpanningTree | ProjectiveTree:
@@ -218,7 +219,7 @@ class DependencyParserModel(EncoderWithHead):
         """The best labels (B, words) of arcs; where there is a label "root", arcs from the root have it, no other."""
         assert self.relations is not None
         scores = self.relations(nodes, heads).float()
-        rooted = [self.config.id2label[k].lower() == "root" for k in range(self.config.num_labels)]
+        rooted = [name.lower() == "root" for name in label_names(self.config)]
         if any(rooted) and not all(rooted):
             root = torch.tensor(rooted, device=heads.device)
             scores = scores.masked_fill(root != (heads == 0).unsqueeze(-1), -torch.inf)

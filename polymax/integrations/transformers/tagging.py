@@ -12,6 +12,7 @@ from polymax.integrations.transformers.encoders import (
     EncoderHeadConfig,
     EncoderWithHead,
     check_tokens,
+    label_names,
     word_places,
 )
 from polymax.nn.crf import CRF
@@ -81,9 +82,9 @@ class CRFForTokenClassification(EncoderWithHead):
     def __init__(self, config: CRFConfig, encoder: nn.Module | None = None) -> None:
         super().__init__(config, encoder)
         self.num_labels = config.num_labels
-        self.classifier = nn.Linear(config.hidden_size, config.num_labels)
-        self.crf = CRF(_names(config), constraints=config.constraints)
-        self.register_buffer("continued", _continued(_names(config)), persistent=False)
+        self.classifier = nn.Linear(config.hidden_size, len(label_names(config)))
+        self.crf = CRF(label_names(config), constraints=config.constraints)
+        self.register_buffer("continued", _continued(label_names(config)), persistent=False)
         self.post_init()
 
     def forward(
@@ -110,7 +111,7 @@ class CRFForTokenClassification(EncoderWithHead):
         if labels is not None:
             total = self.crf(emissions, torch.where(words, labels, IGNORED), words, reduction="sum")
             loss = total / words.sum().clamp(min=1)
-        logits = emissions if self.training else self._decoded_logits(emissions, words, inside)
+        logits: Any = emissions if self.training else self._decoded_logits(emissions, words, inside)
         found = TokenClassifierOutput(
             loss=loss, logits=logits, hidden_states=output.hidden_states, attentions=output.attentions
         )
@@ -136,7 +137,7 @@ class CRFForTokenClassification(EncoderWithHead):
             rows = self.crf.decode(self.classifier(states).float(), words)
         finally:
             self.train(training)
-        names = _names(self.config)
+        names = label_names(self.config)
         return [[names[label] for label in row] for row in rows]
 
     def _decoded_logits(self, emissions: Tensor, words: Tensor, inside: Tensor) -> Tensor:
@@ -168,7 +169,7 @@ class CRFForTokenClassification(EncoderWithHead):
                     nn.init.uniform_(parameter, -0.1, 0.1)
 
     def _fill_buffers(self) -> None:
-        names = _names(self.config)
+        names = label_names(self.config)
         constraints = self.config.constraints
         scheme = scheme_of(names) if constraints == "labels" else constraints
         device = self.crf.transitions.device
@@ -177,11 +178,6 @@ class CRFForTokenClassification(EncoderWithHead):
             for name, rule in zip(("transitions", "start", "end"), rules, strict=True):
                 setattr(self.crf, f"allowed_{name}", rule.to(device))
         self.continued = _continued(names).to(device)
-
-
-def _names(config: Any) -> list[str]:
-    """The names of the labels, in the order of their numbers."""
-    return [config.id2label[number] for number in range(config.num_labels)]
 
 
 def _continued(names: list[str]) -> Tensor:
