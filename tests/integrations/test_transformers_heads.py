@@ -157,6 +157,9 @@ def test_shapes_are_those_of_the_tokens():
     for model in (tagger(), parser()):
         with pytest.raises(ValueError, match=r"word_mask must be \(3, 7\), as input_ids; got \(7,\)"):
             model.decode(**inputs, word_mask=torch.ones(7))
+    for model, name in ((tagger(), "labels"), (parser(), "head_labels")):
+        with pytest.raises(TypeError, match=f"{name} must be integers; got torch.float32"):
+            model(**inputs, **{name: labels.float()})
     with pytest.raises(ValueError, match=r"head_labels must be \(3, 7\)"):
         parser()(**inputs, head_labels=given["head_labels"][:2])
     with pytest.raises(ValueError, match=r"labels must be \(3, 7\)"):

@@ -189,6 +189,13 @@ def check_tokens(x: Tensor | None, states: Tensor, name: str) -> None:
         raise ValueError(f"{name} must be {tuple(states.shape[:2])}, as input_ids; got {came}")
 
 
+def check_labels(x: Tensor | None, states: Tensor, name: str) -> None:
+    """Refuse a tensor that has no integer for each token, unless it is None."""
+    check_tokens(x, states, name)
+    if x is not None and x.is_floating_point():
+        raise TypeError(f"{name} must be integers; got {x.dtype}")
+
+
 def token_kinds(tokenizer: Any, size: int) -> Tensor:
     """Say of each token if it begins a word (0), continues a word (1) or is special (2): uint8 (size,).
 

@@ -15,7 +15,7 @@ from polymax.integrations.transformers.encoders import (
     IGNORED,
     EncoderHeadConfig,
     EncoderWithHead,
-    check_tokens,
+    check_labels,
     label_names,
     word_places,
 )
@@ -156,8 +156,8 @@ class DependencyParserModel(EncoderWithHead):
     ) -> Any:
         """Return a `ParserOutput`; further arguments, such as `token_type_ids`, are the encoder's."""
         states, output = self._encoded(input_ids, attention_mask, options)
-        check_tokens(head_labels, states, "head_labels")
-        check_tokens(labels, states, "labels")
+        check_labels(head_labels, states, "head_labels")
+        check_labels(labels, states, "labels")
         if head_labels is not None:
             word_mask = head_labels != IGNORED
         words, _ = self._words(input_ids, attention_mask, word_mask, states)

@@ -11,6 +11,7 @@ from polymax.integrations.transformers.encoders import (
     IGNORED,
     EncoderHeadConfig,
     EncoderWithHead,
+    check_labels,
     check_tokens,
     label_names,
     word_places,
@@ -102,7 +103,7 @@ class CRFForTokenClassification(EncoderWithHead):
         """
         states, output = self._encoded(input_ids, attention_mask, options)
         emissions = self.classifier(states).float()
-        check_tokens(labels, states, "labels")
+        check_labels(labels, states, "labels")
         check_tokens(word_mask, states, "word_mask")
         if labels is not None:
             word_mask = labels != IGNORED if word_mask is None else word_mask.bool() & (labels != IGNORED)
