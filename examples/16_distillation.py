@@ -1,8 +1,9 @@
 """Distil a language model from a teacher whose distributions lie on disk.
 
-A teacher that is trained by the entmax loss gives most words the probability 0, so that the list of the other words is
-its whole distribution: nothing is cut off. The student sees the same text once with the next word as its target, and
-once with the teacher's lists. The text is the source of modules of Python itself, in words.
+A teacher that is trained by the entmax loss gives most words the probability 0, so
+that the list of the other words is its whole distribution: nothing is cut off. One
+student learns from the next words of a text, another one from the teacher's lists.
+The text is the source of modules of Python itself, in words.
 """
 
 import argparse
@@ -25,7 +26,10 @@ torch.set_num_threads(1)
 
 
 def read_text():
-    """Return the words of some modules as numbers, and the size of the vocabulary; rare words are one word."""
+    """Return the words of some modules as numbers, and how many there are.
+
+    All rare words are one word.
+    """
     modules = argparse, doctest, logging, optparse
     source = "".join(inspect.getsource(module) for module in modules)
     tokens = re.findall(r"\w+|[^\w\s]|\n", source)
@@ -48,7 +52,7 @@ class Model(nn.Module):
 
 
 def train(model, windows, steps, teacher=None):
-    """Train on windows of words; a teacher has lists for each position of each window."""
+    """Train on windows of words; a teacher has lists for each position."""
     optimizer = torch.optim.Adam(model.parameters(), 4e-3)
     for _ in range(steps):
         chosen = torch.randint(len(windows), (16,))
@@ -65,7 +69,7 @@ def train(model, windows, steps, teacher=None):
 
 @torch.no_grad()
 def measure(model, windows):
-    """Return the entmax loss of held-out words, and the mean number of words that are possible."""
+    """Return the loss of held-out words, and how many words are possible."""
     states = model(windows[:, :-1])
     found = pm.linear_entmax(states, model.weight, alpha=ALPHA)
     loss = pm.linear_entmax_loss(states, model.weight, windows[:, 1:], alpha=ALPHA)
@@ -91,9 +95,8 @@ def main():
         pm.WordDistribution.save(folder, lists)
     stored = pm.WordDistribution.load(folder)
     size = 4 * stored.entries + 8 * stored.positions
-    print(
-        f"{stored.entries / stored.positions:.1f} words a position: {size / stored.positions:.0f} bytes on disk"
-    )
+    listed, bytes_each = stored.entries / stored.positions, size / stored.positions
+    print(f"{listed:.1f} words a position: {bytes_each:.0f} bytes on disk")
 
     print(f"teacher             loss {measure(teacher, held)[0]:.3f}")
     for name, source in (("next words", None), ("teacher's lists", stored)):
