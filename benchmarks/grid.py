@@ -38,6 +38,7 @@ def add_options(parser: argparse.ArgumentParser, plans: Sequence[str]) -> None:
     parser.add_argument("--minutes", type=float, default=0.0, help="begin no training after so many; 0 for no limit")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--machine", help="its name in the results; by default that of its processor or GPU")
+    parser.add_argument("--commit", help="of a tree that is a copy without its history")
     parser.add_argument("--keep", action="store_true", help="add a file to benchmarks/results")
 
 
@@ -58,7 +59,7 @@ def rows(jobs: Sequence[Job], options: argparse.Namespace) -> list[dict[str, Any
             continue
         left = f", about {spent / ran * (len(jobs) - place) / 60:.0f} minutes left" if ran else ""
         tell(f"{job.name}: training {place + 1} of {len(jobs)}, {spent / 60:.1f} minutes{left}")
-        facts = {**machine.provenance(), "machine": machine.describe(options.device, options.machine)}
+        facts = {**machine.provenance(options.commit), "machine": machine.describe(options.device, options.machine)}
         row = {**settings, **facts, **job.run()}
         ran += 1
         with atomic_write(file) as temporary:

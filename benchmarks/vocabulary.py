@@ -177,7 +177,14 @@ def written(model: LanguageModel, plan: Plan, how: Training, windows: Tensor) ->
 
 def table(rows: Sequence[dict[str, Any]]) -> str:
     """Return a line for each loss: means over seeds."""
-    columns = ("accuracy", "epsilon_perplexity", "jensen_shannon", "sparsemax_score", "possible_words", "wrong_repeats")
+    columns: tuple[str, ...] = (
+        "accuracy",
+        "epsilon_perplexity",
+        "jensen_shannon",
+        "sparsemax_score",
+        "possible_words",
+        "wrong_repeats",
+    )
     columns += ("distinct_1", "distinct_3", "step_ms")
     lines = [f"{'loss':<14} seeds" + "".join(f"{name:>20}" for name in columns)]
     for loss in dict.fromkeys(row["loss_name"] for row in rows):

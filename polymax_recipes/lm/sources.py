@@ -53,4 +53,7 @@ def source_documents(part: str, context: int, most: int = 0, folders: Sequence[P
                 break
             chosen.add(file)
         files = [file for file in files if file in chosen]
+    if not files:
+        limit = f" of at most {most:,} bytes together" if most else ""
+        raise ValueError(f"the installed packages have no Python sources for {part}{limit}")
     return [Document(file.read_text(encoding="utf-8", errors="replace"), context) for file in files]
