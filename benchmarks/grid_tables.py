@@ -111,12 +111,12 @@ def summarized() -> list[list[str]]:
     lines = []
     kept = archive.trainings("xeon-2core", "lengths", "small")["rows"]
     for problem, measure in (("sort", "tokens"), ("2back", "tokens"), ("flip-flop", "exact")):
-        found = {}
+        shares = {}
         for name in ("asentmax", "softmax"):
             rows = [row for row in kept if (row["problem"], row["attention"]) == (problem, name)]
-            found[name] = _spread([row["tests"][1][measure] for row in rows])
+            shares[name] = _spread([row["tests"][1][measure] for row in rows])
         what = "right tokens, %" if measure == "tokens" else "right targets, %"
-        ours, usual = (f"{found[name]} (`{name}`)" for name in ("asentmax", "softmax"))
+        ours, usual = (f"{shares[name]} (`{name}`)" for name in ("asentmax", "softmax"))
         lines.append([f"{problem}, twice the length", what, ours, usual, "none", str(len(rows))])
     kept = archive.trainings("xeon-2core", "contexts", "cpu")["rows"]
     rows = [row for row in kept if row["budget"] == "steps"]
@@ -124,13 +124,13 @@ def summarized() -> list[list[str]]:
     ours, usual = (f"{_range_of(values)} (`{name}`)" for name, values in bits.items())
     lines.append(["Python sources, context 256", "bits per byte", ours, usual, "none", str(len(bits["entmax"]))])
     kept = archive.trainings("xeon-2core", "vocabulary", "cpu")["rows"]
-    scores = {
-        name: [row["sparsemax_score"] for row in kept if row["loss_name"] == name]
-        for name in ("entmax 1.5", "cross-entropy")
-    }
-    ours, usual = (f"{_range_of(values)} (`{name}`)" for name, values in scores.items())
-    seeds = str(min(map(len, scores.values())))
-    lines.append(["Words of Python sources", "sparsemax score", ours, usual, "none", seeds])
+    for measure, form in (("sparsemax_score", ".3f"), ("epsilon_perplexity", ",.0f")):
+        found = {
+            name: [row[measure] for row in kept if row["loss_name"] == name] for name in ("entmax 1.5", "cross-entropy")
+        }
+        ours, usual = (f"{_range_of(values, form)} (`{name}`)" for name, values in found.items())
+        seeds = str(min(map(len, found.values())))
+        lines.append(["Words of Python sources", measure.replace("_", " "), ours, usual, "none", seeds])
     return lines
 
 
