@@ -185,22 +185,28 @@ def run(plan: Plan, shape: Shape, attention: str, how: Training, compiled: bool)
     facts |= {"weights": sum(parameter.numel() for parameter in model.parameters()), "kernels": {}}
     kernel: AbstractContextManager[Any] = nullcontext()
     if how.device == "cuda":
-        torch.cuda.reset_peak_memory_stats()
         if attention.startswith("softmax"):
             facts["kernels"] = softmax_times(shape)
             kernel = sdpa_kernel([BACKENDS[min(facts["kernels"], key=facts["kernels"].__getitem__)]])
+        torch.cuda.reset_peak_memory_stats()
     if compiled:
         for block in model.layers:
             block.compile()
     curve = []
+    peak = 0.0
     with kernel:
         for part in trained(model, how, train, shape.context):
+            # of steps: the memory of what measures the model does not count
+            if how.device == "cuda":
+                peak = max(peak, torch.cuda.max_memory_allocated() / 2**30)
             model.eval()
             few = losses(model, how, windows[: max(1, len(windows) // 8)])
             part |= {"held_out": float(few.mean()) / math.log(2), "supports": supports(model, how, windows)}
             curve.append(part)
             grid.tell(f"{'':>12}held out {part['held_out']:.4f} bits a byte, an eighth of the windows")
             model.train()
+            if how.device == "cuda":
+                torch.cuda.reset_peak_memory_stats()
         model.eval()
         found = losses(model, how, windows)
     rates = [part["tokens_per_second"] for part in curve if part["tokens_per_second"]]
@@ -216,7 +222,7 @@ def run(plan: Plan, shape: Shape, attention: str, how: Training, compiled: bool)
         "alphas": None if alphas is None else alphas.tolist(),
         # of the second half: weights are as sparse then as they get
         "tokens_per_second": median(rates[len(rates) // 2 :]) if rates else None,
-        "peak_gib": torch.cuda.max_memory_allocated() / 2**30 if how.device == "cuda" else None,
+        "peak_gib": peak or None,
     }
 
 

@@ -4,7 +4,7 @@ import gzip
 import importlib
 import json
 import re
-from dataclasses import replace
+from dataclasses import fields, replace
 from functools import partial
 
 import pytest
@@ -16,6 +16,9 @@ from benchmarks.published import NOT_YET, REPRODUCED
 from polymax_recipes import cli
 from polymax_recipes.lm import sources
 from polymax_recipes.lm.repeats import distinct, repeats
+from polymax_recipes.training.fit import check_options
+from polymax_recipes.training.settings import Learning, Running, made
+from polymax_recipes.training.task import named
 
 LINE = "def first(value):\n    return value + 1\n\n\nprint(first(2))\n"
 
@@ -199,8 +202,8 @@ def test_a_grid_begins_nothing_after_its_minutes(results, tmp_path, capsys):
 
 def test_every_figure_of_a_paper_names_a_command_that_exists():
     for shown in REPRODUCED.values():
-        for figure, made, task in shown:
-            for module, plan in re.findall(r"python -m benchmarks\.(\w+) ([\w-]+)", made):
+        for figure, command_of_it, task in shown:
+            for module, plan in re.findall(r"python -m benchmarks\.(\w+) ([\w-]+)", command_of_it):
                 found = importlib.import_module(f"benchmarks.{module}")
                 assert not hasattr(found, "PLANS") or plan in found.PLANS, figure
             assert task == NOT_YET or re.fullmatch(r"[a-z_]*(:[a-z]+)?", task), figure
@@ -215,3 +218,34 @@ def test_plans_of_contexts_have_heads_that_fit(plan):
         assert shape.size % (2 * shape.heads) == 0
         assert set(shape.attentions) <= set(contexts.ALL)
         assert contexts.PLANS[plan].held_out > shape.context
+
+
+@pytest.mark.parametrize("name", papers.PLANS)
+def test_methods_of_papers_have_options_that_their_tasks_take(name):
+    plan = papers.PLANS[name]
+    task = named(plan.task)
+    for method, own in plan.methods.items():
+        given = {**plan.options, **plan.short, **own}
+        check_options(task, given)
+        kinds = (task.Options, Learning, Running)
+        made_of = [made(kind, {k: v for k, v in given.items() if k in names_of(kind)}) for kind in kinds]
+        if plan.task == "listops":
+            assert made_of[0].chosen in made_of[0].method or made_of[0].method == "default", method
+    assert plan.divided is not None or set(plan.files) == {"train", "dev", "test"}
+
+
+def names_of(kind):
+    return {field.name for field in fields(kind)}
+
+
+def test_a_file_without_parts_is_divided_once(tmp_path):
+    folder = tmp_path / "data"
+    folder.mkdir()
+    plan = papers.PLANS["listops"]
+    for name, count in (("train_generated_d20s.tsv.gz", 50), ("test_d20s.tsv.gz", 1)):
+        with gzip.open(folder / name, "wt") as opened:
+            opened.writelines(f"{k}\t( [MAX {k} 1 ] )\n" for k in range(count))
+    found = papers.data(plan, folder, tmp_path / "runs")
+    assert found["test"] == folder / "test_d20s.tsv.gz"
+    assert found["train"].parent == found["dev"].parent == tmp_path / "runs" / "data" / "train_generated_d20s"
+    assert papers.data(plan, folder, tmp_path / "runs") == found
