@@ -114,7 +114,7 @@ PLANS = {
         {"epochs": 15, "scheme": "BIOES", **_TRAINED},
         _each("loss", *_TAGS),
         ("f1", "precision", "recall"),
-        {"epochs": 3},
+        {"epochs": 4, "batch_size": 16},
     ),
     "parsing": Plan(
         "parse",
