@@ -31,7 +31,7 @@ def run(options: argparse.Namespace) -> int:
     facts = machine.describe(options.device, options.machine)
     absent = tuple(dict.fromkeys(peer for case in cases for peer in case.absent(options.device)))
     out = options.out
-    known = machine.provenance()
+    known = machine.provenance(options.commit)
     date = options.date or known["date"]
     started = record.Run(
         options.suite, options.device, options.quick, date, known["commit"], known["recorded"], facts, absent, ()
@@ -109,6 +109,7 @@ def _parser() -> argparse.ArgumentParser:
     runner.add_argument("--only", action="append", metavar="CASE", help="one case; may be repeated")
     runner.add_argument("--quick", action="store_true", help="one step of everything, tiny: does it run?")
     runner.add_argument("--date", help="the date to keep with the results; by default today's")
+    runner.add_argument("--commit", help="of a tree that is a copy without its history")
     runner.set_defaults(command=run)
     shower = commands.add_parser("show", help="print the tables of a results file")
     shower.add_argument("file", type=Path)

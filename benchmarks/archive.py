@@ -1,5 +1,6 @@
 """All results that were kept: a folder for each machine, in it one for each suite, in it a file for each run."""
 
+import json
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -94,15 +95,37 @@ def _rows(place: Path) -> dict[Key, Row]:
     }
 
 
-def trainings(machine: str, task: str) -> dict[str, Any]:
-    """Return the newest file of a task that is not a suite, such as a training."""
-    import json
-
+def trainings(machine: str, task: str, plan: str | None = None) -> dict[str, Any]:
+    """Return the newest file of a task that is not a suite, such as a training; of a grid, that of a plan."""
     folder = RESULTS / machine / task
     files = [json.loads(file.read_text(encoding="utf-8")) for file in sorted(folder.glob("*.json"))]
+    files = [kept for kept in files if plan in (None, kept.get("plan"))]
     if not files:
-        raise ValueError(f"{folder} has no results file")
+        raise ValueError(f"{folder} has no results file{f' of the plan {plan}' if plan else ''}")
     return max(files, key=lambda kept: (kept["date"] or kept["recorded"][:10], kept["recorded"]))
+
+
+def plans(task: str) -> list[tuple[str, str]]:
+    """Return the machine and the plan of all results of a grid."""
+    found = set()
+    for machine in machines():
+        for file in (RESULTS / machine / task).glob("*.json"):
+            if "plan" in (kept := json.loads(file.read_text(encoding="utf-8"))):
+                found.add((machine, kept["plan"]))
+    return sorted(found)
+
+
+def folders(task: str) -> list[str]:
+    """Return the folders MACHINE/TASK that have results of TASK, or of one plan of a grid, TASK:PLAN."""
+    name, _, plan = task.partition(":")
+    found = []
+    for machine in machines():
+        try:
+            if any((RESULTS / machine / name).glob("*.json")) and (not plan or trainings(machine, name, plan)):
+                found.append(f"{machine}/{name}")
+        except ValueError:
+            continue
+    return found
 
 
 def machines() -> Iterator[str]:

@@ -56,10 +56,13 @@ def now() -> str:
     return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
-def provenance() -> dict[str, str | None]:
-    """Return date, commit and time of writing: the first fields of every file of results."""
+def provenance(known: str | None = None) -> dict[str, str | None]:
+    """Return date, commit and time of writing: the first fields of every file of results.
+
+    known: the commit of a tree that is a copy, without its history
+    """
     recorded = now()
-    return {"date": recorded[:10], "commit": commit(), "recorded": recorded}
+    return {"date": recorded[:10], "commit": commit() or known, "recorded": recorded}
 
 
 class Others:

@@ -3,12 +3,13 @@
 Colours follow the reader's light or dark mode.
 """
 
+from collections.abc import Sequence
 from html import escape
 
 import torch
 
 import polymax as pm
-from benchmarks import archive
+from benchmarks import archive, curves
 
 STYLE = (
     "text{font:13px system-ui,sans-serif;fill:#24292f}.title{font-weight:600;font-size:14px}.small{font-size:12px}"
@@ -31,6 +32,7 @@ def charts() -> dict[str, str]:
         "attention-time.svg": _svg(420, 300, *time),
         "one-sentence.svg": _svg(420, 300, *sentence),
         "promise.svg": _svg(870, 300, both, f"{time[1]} {sentence[1]}"),
+        **{name: _row(panels) for name, panels in curves.charts().items()},
     }
 
 
@@ -99,6 +101,14 @@ def one_sentence() -> tuple[str, str]:
     for place, word in enumerate(WORDS):
         parts.append(f'<text x="{left - 10}" y="{90 + row * place}" text-anchor="end">{word}</text>')
     return "".join(parts), " ".join(said)
+
+
+def _row(panels: Sequence[tuple[str, str]]) -> str:
+    """Return a picture with curves beside each other."""
+    wide = curves.WIDTH
+    body = "".join(f'<g transform="translate({wide * k} 0)">{panel}</g>' for k, (panel, _) in enumerate(panels))
+    style = f"<style>{curves.STYLE}</style>"
+    return _svg(wide * len(panels), curves.HEIGHT, style + body, " ".join(said for _, said in panels))
 
 
 def _svg(width: int, height: int, body: str, said: str) -> str:

@@ -1,13 +1,11 @@
 """Tables of the documents, as Markdown, made from the newest results of each suite and task."""
 
 from collections.abc import Callable, Sequence
-from statistics import mean
-from typing import Any
 
-from benchmarks import archive
-from benchmarks.record import Row, Run
+from benchmarks import archive, grid_tables
+from benchmarks.record import Row
+from benchmarks.table_text import grid, source
 
-MACHINES = {"h200": "NVIDIA H200", "epyc-2core": "two cores of an AMD EPYC"}
 BOTH = "forward+backward"
 
 
@@ -17,28 +15,6 @@ def table(call: str) -> str:
     if name not in TABLES:
         raise ValueError(f"there is no table {name!r}; there are {', '.join(TABLES)}")
     return TABLES[name](*arguments)
-
-
-def grid(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Return a table of Markdown."""
-    lines = [head, ["---"] * len(head), *rows]
-    return "\n".join(f"| {' | '.join(line)} |".replace("|  |", "| |") for line in lines)
-
-
-def source(kept: Run | dict[str, Any], place: str) -> str:
-    """Return the line below a table: machine, versions, date, commit and folder of the results."""
-    facts = kept.machine if isinstance(kept, Run) else kept["machine"]
-    date, commit, recorded = (
-        (kept.date, kept.commit, kept.recorded)
-        if isinstance(kept, Run)
-        else (kept["date"], kept["commit"], kept["recorded"])
-    )
-    when = f"measured {date}" if date else f"date unknown, recorded {(recorded or 'unknown')[:10]}"
-    torch = f", torch {facts['torch'].split('+')[0]}" if facts.get("torch") else ""
-    where = MACHINES.get(facts["name"], facts["gpu"] or facts["cpu"])
-    if isinstance(kept, dict):
-        where = facts["gpu"] or MACHINES.get(facts["name"], facts["cpu"])
-    return f"{where[0].upper()}{where[1:]}{torch}, {when}, commit {commit or 'unknown'}: `benchmarks/results/{place}`."
 
 
 def mappings(machine: str) -> str:
@@ -201,74 +177,6 @@ def tree_lstm(machine: str) -> str:
     return f"{grid(head, lines)}\n\n{source(kept, f'{machine}/tree_lstm')}"
 
 
-def lengths(machine: str, problem: str) -> str:
-    """Shares of whole targets that are right at each length, by attention, and those that the paper has."""
-    kept = archive.trainings(machine, "lengths")
-    of_problem = [row for row in kept["rows"] if row["problem"] == problem]
-    if not of_problem:
-        raise ValueError(f"{machine}/lengths has no {problem}")
-    longest = of_problem[0]["longest"]
-    at = [test["length"] for test in of_problem[0]["tests"]]
-    lines = []
-    for attention in dict.fromkeys(row["attention"] for row in of_problem):
-        rows = [row for row in of_problem if row["attention"] == attention]
-        cells = [_spread([row["tests"][k]["exact"] for row in rows]) for k in range(len(at))]
-        tokens = mean(row["tests"][-1]["tokens"] for row in rows)
-        lines.append([attention, *cells, f"{100 * tokens:.0f} %", str(len(rows))])
-    factors = ["trained" if length == longest else f"{length / longest:g} x" for length in at]
-    head = ["right targets, %", *(f"{length} ({factor})" for length, factor in zip(at, factors))]
-    text = grid([*head, f"right tokens at {at[-1]}", "seeds"], lines)
-    return f"{text}\n\n{source(kept, f'{machine}/lengths')}"
-
-
-def lengths_published() -> str:
-    """The figures of Vasylenko et al. 2025 for the same problems at their sizes."""
-    lines = []
-    for problem, factors, rows in PUBLISHED_LENGTHS:
-        for attention, figures in rows:
-            cells = [f"{figure:g} ({factor:g} x)" for figure, factor in zip(figures, factors)]
-            lines.append([problem, attention, ", ".join(cells)])
-    return grid(["problem", "attention", "right targets, % (multiple of the longest source of the training)"], lines)
-
-
-# of Table 1 of Vasylenko et al. 2025, the best of three seeds and several learning rates
-PUBLISHED_LENGTHS: tuple[tuple[str, tuple[float, ...], tuple[tuple[str, tuple[float, ...]], ...]], ...] = (
-    ("sort", (1, 2, 4, 8), (("softmax", (100, 0, 0, 0)), ("ASEntmax", (100, 100, 79.7, 0)))),
-    (
-        "reverse",
-        (1, 1.5, 2, 4, 8),
-        (
-            ("softmax", (100, 36, 0, 0, 0)),
-            ("entmax", (100, 100, 93.5, 28.5, 2.5)),
-            ("ASEntmax", (100, 100, 99.8, 96.4, 56.7)),
-        ),
-    ),
-    (
-        "copy",
-        (1, 2, 4, 8, 16, 32, 64),
-        (
-            ("softmax", (100, 100, 99.9, 99.9, 99.4, 96.1, 85.5)),
-            ("ASEntmax", (100, 100, 99.9, 99.7, 99.4, 96.3, 86.6)),
-        ),
-    ),
-    (
-        "mqmtar",
-        (1, 2, 4, 16, 64, 256, 1024),
-        (
-            ("softmax", (100, 100, 100, 99.5, 97.8, 80.2, 3.0)),
-            ("entmax", (100, 100, 100, 99.5, 92.7, 66.8, 9.3)),
-            ("ASEntmax", (100, 100, 100, 99.7, 99.6, 99.0, 95.3)),
-        ),
-    ),
-)
-
-
-def _spread(shares: Sequence[float]) -> str:
-    """Return the mean of shares in per cent, and the least and the largest if there are several."""
-    middle = f"{100 * mean(shares):.1f}"
-    return middle if len(shares) == 1 else f"{middle} ({100 * min(shares):.0f} to {100 * max(shares):.0f})"
-
-
 def replaces() -> str:
     """What polymax has in the place of eight packages, and how many times as long each takes."""
     rows = (
@@ -364,6 +272,7 @@ def summary() -> str:
         rows_ = {row.competitor: row for row in run.rows if row.case == case and row.timed == "fit+predict"}
         own, peer = _accuracy(rows_["polymax"]), f"{_accuracy(rows_['tslearn'])} (`tslearn`)"
         lines.append([f"Series, {case}", "accuracy", own, peer, "none", "1"])
+    lines += grid_tables.summarized()
     head = ["task", "measure", "polymax", "the usual method, same conditions", "published, same test file", "seeds"]
     return grid(head, lines)
 
@@ -372,6 +281,8 @@ TABLES: dict[str, Callable[..., str]] = {
     function.__name__: function
     for function in (
         *(mappings, structures, attention, linear_loss, series, training, translation_speed),
-        *(word_losses, language_model, tree_lstm, lengths, lengths_published, replaces, summary),
+        *(word_losses, language_model, tree_lstm, replaces, summary),
+        *(grid_tables.lengths, grid_tables.lengths_published, grid_tables.contexts, grid_tables.positions),
+        *(grid_tables.vocabulary, grid_tables.papers, grid_tables.reproduced),
     )
 }

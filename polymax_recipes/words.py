@@ -52,16 +52,19 @@ def words_measured(
     if scores is None:
         found = pm.linear_entmax(states.to(weight.dtype), weight, bias, alpha=alpha_of(options))
         mode, chosen, norm = found.mode, found.prob(wanted), found.squared_norm()
+        divergence = pm.jensen_shannon(found, wanted)
         possible = found.support_size.sum()
     else:
         p = scores.softmax(-1)
         mode, chosen, norm = scores.argmax(-1), p.gather(1, wanted.unsqueeze(1)).squeeze(1), p.square().sum(-1)
+        divergence = pm.jensen_shannon(p, wanted)
         possible = count * words
     chosen, norm = chosen.float(), norm.float()
     return {
         "accuracy": ((mode == wanted).sum(), count),
         "epsilon_nats": (-torch.log((chosen + EPSILON) / (1 + EPSILON * words)).sum(), count),
         "sparsemax_score": ((chosen + (1 - norm) / 2).sum(), count),
+        "jensen_shannon": (divergence.float() * count, count),
         "possible_words": (possible, count),
         "impossible_share": (count * words - possible, count * words),
     }

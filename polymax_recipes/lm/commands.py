@@ -1,4 +1,4 @@
-"""The command plot-supports: how sparse the attention of a language model is, as a picture."""
+"""Commands of language models: plot-supports draws how sparse their attention is, collect-sources writes texts."""
 
 from pathlib import Path
 from typing import Annotated
@@ -8,9 +8,10 @@ import typer
 
 from polymax.nn.attention_statistics import MEASURES
 from polymax_recipes.cli import fail, plain_errors
+from polymax_recipes.lm.sources import PARTS, source_documents
 from polymax_recipes.lm.task import attention_of, task
-from polymax_recipes.outputs import save_picture, writable_file
-from polymax_recipes.training.commands import Device, Late, RunDirectory, load_run
+from polymax_recipes.outputs import atomic_write, save_picture, writable_directory, writable_file
+from polymax_recipes.training.commands import Device, Force, Late, RunDirectory, load_run
 from polymax_recipes.training.run import Run
 
 
@@ -43,6 +44,27 @@ def plot_supports(
         rich.get_console().print(f"wrote {out}", highlight=False, soft_wrap=True, markup=False)
 
 
+def collect_sources(
+    out: Annotated[Path, typer.Argument(metavar="FOLDER", help="Where train.txt, dev.txt and test.txt are written.")],
+    most: Annotated[int, typer.Option(min=0, help="Bytes of the training text at most; 0 for all.")] = 0,
+    held_out: Annotated[int, typer.Option(min=0, help="Bytes of dev.txt and of test.txt at most.")] = 2**20,
+    force: Force = False,
+) -> None:
+    """Write the Python sources of the installed packages as texts for a language model; whole packages are held out."""
+    with plain_errors("stopped", ValueError):
+        writable_directory(out, "FOLDER")
+        for part in PARTS:
+            if (out / f"{part}.txt").exists() and not force:
+                fail(f"FOLDER: {out / part}.txt exists; --force writes over it")
+        out.mkdir(parents=True, exist_ok=True)
+        for part in PARTS:
+            documents = source_documents(part, 1, most if part == "train" else held_out)
+            with atomic_write(out / f"{part}.txt") as temporary:
+                temporary.write_text("\n".join(one.text for one in documents), encoding="utf-8")
+            rich.get_console().print(f"wrote {out / part}.txt", highlight=False, soft_wrap=True, markup=False)
+
+
 def add(app: typer.Typer) -> None:
-    """Add the command to the application."""
-    app.command()(plot_supports)
+    """Add the commands to the application."""
+    for command in (plot_supports, collect_sources):
+        app.command()(command)

@@ -72,7 +72,8 @@ class Block(nn.Module):
         self.gate = nn.Linear(size, 2 * inner, bias=False)
         self.down = nn.Linear(inner, size, bias=False)
         self.dropout = nn.Dropout(options.dropout)
-        self.mapping = ATTENTIONS[options.attention](options)
+        mapping = ATTENTIONS[options.attention](options)
+        self.mapping = pm.nn.LengthScaling(self.heads, mapping) if options.length_scaling else mapping
 
     def queries_keys_values(self, x: Tensor, rotary: Rotary) -> tuple[Tensor, Tensor, Tensor]:
         """Queries and keys, rotated, and values: each (b, heads, n, head)."""
@@ -180,7 +181,8 @@ class LanguageModel(Model):
 
     def alphas(self) -> Tensor | None:
         """Return the learned alphas of the heads of each layer, (layers, heads)."""
-        learned = [layer.mapping for layer in self.layers if isinstance(layer.mapping, pm.nn.AdaptiveEntmax)]
+        inner = [getattr(layer.mapping, "mapping", layer.mapping) for layer in self.layers]
+        learned = [mapping for mapping in inner if isinstance(mapping, pm.nn.AdaptiveEntmax)]
         return torch.stack([mapping.alpha.detach() for mapping in learned]) if learned else None
 
     @torch.no_grad()

@@ -31,6 +31,7 @@ class LanguageModelOptions(Reading):
 
     attention: str = option("softmax", "Mapping of the attention.", choices=(*ATTENTIONS,))
     alpha: float = option(1.5, "Of entmax attention; adaptive-entmax learns one for each head.", least=1)
+    length_scaling: bool = option(False, "Multiply the scores of a head by a learned function of the number of keys.")
     loss: str = option("cross-entropy", "Loss of the next token; sparse losses rule tokens out.", choices=LOSSES)
     loss_alpha: float = option(1.5, "Of the entmax loss.", least=1)
     context: int = option(512, "Tokens that are read at once: the farthest that a model looks back.", least=1)

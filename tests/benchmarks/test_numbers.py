@@ -7,16 +7,23 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import archive, numbers, record, tables
+from benchmarks import archive, machine, numbers, record, tables
 from benchmarks.__main__ import main
+from website import history
 
 ROOT = Path(__file__).parents[2]
-# a time, a rate or a size of memory; tables and sentences of user pages have none that is typed
+# a time, a rate, a size of memory or a share; tables and sentences of user pages have none that is typed
 TYPED = re.compile(
-    r"\d(?:\.\d+)? (?:ms|µs|us|GiB|MiB)\b|\d (?:words|tokens)/s|\d times (?:as (?:long|fast)|faster|slower)"
+    r"\d(?:\.\d+)? (?:ms|µs|us|seconds|minutes|GiB|MiB|MB)\b|\d (?:words|tokens)(?:/s| a second)|\d ?%"
+    r"|\d times (?:as (?:long|fast)|faster|slower)|(?:half|third|quarter) of the time|twice as (?:fast|long)"
 )
 # settings and sizes, which nothing measures
-SETTINGS = ("two sines of 60 to 300 ms", "| 1 MiB; 32 MiB of all bodies at a time |", "| 4 GiB | `--memory` |")
+SETTINGS = (
+    *("differ by up to 5 % in pitch", "a third or 15 % of the tiles", "all pages matter, or 5 %"),
+    "two sines of 60 to 300 ms",
+    "| 1 MiB; 32 MiB of all bodies at a time |",
+    "| 4 GiB | `--memory` |",
+)
 
 
 def a_run(**changes):
@@ -94,8 +101,12 @@ def test_every_results_file_says_where_it_is_from():
         for run in document.get("runs", [document]):
             assert {"date", "commit", "recorded", "machine"} <= set(run), file
             assert file.name.startswith(run["date"] or "unknown"), file
-        # the newest run counts, so that all must have an age
-        assert run["recorded"]
+            # the newest run counts, so that all must have an age
+            assert run["recorded"], file
+            if "recorded" not in file.name:
+                assert run["date"], file
+                assert run["commit"], file
+                assert run["machine"]["torch"], file
 
 
 def test_the_newest_run_counts():
@@ -111,6 +122,27 @@ def test_compare_finds_what_is_slower(factor, code, tmp_path, capsys):
     new = kept(tmp_path / "new.json", a_run(eager_us=100 * factor))
     assert main(["compare", str(old), str(new)]) == code
     assert ("20 % slower" in capsys.readouterr().out) is bool(code)
+
+
+def test_a_page_draws_each_benchmark_over_time():
+    runs = [
+        a_run(eager_us=2000.0),
+        replace(a_run(), date="2026-11-02"),
+        replace(a_run(eager_us=50.0), date="2026-11-03"),
+    ]
+    (name, series), *others = history.histories(runs).items()
+    assert not others
+    assert [value for _, value in series] == [2.0, 0.1, 0.05]
+    drawn = history.chart(name, series)
+    assert drawn.count("<circle") == 3
+    assert "2026-11-02, commit abc: 100 µs" in drawn
+    assert "sparsemax" in history.page()
+
+
+def test_a_copy_without_history_is_told_its_commit(monkeypatch):
+    assert machine.provenance("abc")["commit"] not in (None, "abc") or machine.commit() is None
+    monkeypatch.setattr(machine, "commit", lambda: None)
+    assert machine.provenance("abc")["commit"] == "abc"
 
 
 def test_compare_counts_failures_and_takes_folders(tmp_path, capsys):

@@ -37,9 +37,10 @@ def close(actual, expected, **how):
     torch.testing.assert_close(actual, expected, **{"atol": 2e-5, "rtol": 1e-4, **how})
 
 
+@pytest.mark.parametrize("scaling", [False, True])
 @pytest.mark.parametrize("attention", ATTENTIONS)
-def test_a_later_token_changes_no_earlier_score(attention):
-    made = model(replace(TINY, attention=attention), sharp=6.0)
+def test_a_later_token_changes_no_earlier_score(attention, scaling):
+    made = model(replace(TINY, attention=attention, length_scaling=scaling), sharp=6.0)
     tokens = torch.randint(1, 257, (2, 17))
     changed = tokens.clone()
     changed[:, 9] = (changed[:, 9] + 5) % 257
@@ -112,6 +113,7 @@ def test_sparse_losses_learn_and_rule_tokens_out(loss):
     assert found["loss"] == pytest.approx(float(pm.entmax_loss(scores[kept], wanted[kept], alpha)), rel=1e-4)
     assert found["sparsemax_score"] == pytest.approx(float(pm.sparsemax_score(p, wanted[kept])), rel=1e-4)
     assert found["epsilon_nats"] == pytest.approx(math.log(pm.epsilon_perplexity(p, wanted[kept])), rel=1e-4)
+    assert found["jensen_shannon"] == pytest.approx(float(pm.jensen_shannon(p, wanted[kept])), rel=1e-4)
     assert found["impossible_share"] == pytest.approx(float((p == 0).double().mean()), rel=1e-6)
     assert report["impossible_share"] > 0.5
     assert "perplexity" not in report
@@ -308,7 +310,7 @@ def test_attentions_are_compared_on_one_text(tmp_path, monkeypatch, capsys):
     assert [row["attention"] for row in rows] == ["softmax", "entmax", "adaptive-entmax"]
     for row in rows:
         assert row["steps"] == 12
-        assert row["curve"][-1]["bits_per_byte"] < row["curve"][0]["bits_per_byte"]
+        assert row["curve"][-1]["bits"] < row["curve"][0]["bits"]
         assert row["bits_per_byte"] < math.log2(257) - 0.3
         assert row["tokens_per_second"] > 0
         assert len(row["mean_support_by_head"][0]) == 2
