@@ -13,6 +13,7 @@ from polymax.backend.widen import wide
 from polymax.kernels.sparse_attention.geometry import allowed
 from polymax.kernels.sparse_attention.options import Options
 from polymax.kernels.sparse_attention.shared_memory import fits
+from polymax.kernels.sparse_attention.short_rows import takes_short_rows
 from polymax.kernels.sparse_decoding.options import Cached
 from polymax.mappings import softmax
 from polymax.nn import fused_attention
@@ -41,6 +42,7 @@ class Route(Enum):
     TORCH = "fused: torch's scaled_dot_product_attention, for the mapping is softmax"
     FEW_QUERIES = "fused: the kernel for a few queries reads values only where weights are not zero"
     SPARSE = "fused: the kernel of sparse attention keeps only weights that are not zero"
+    SHORT = "fused: the kernels of short rows compute the scores of a block of queries anew in each pass over them"
     SCORES = "all scores at once"
 
 
@@ -127,7 +129,16 @@ class AttentionCall:
             return Decision(Route.SCORES, reason)
         if is_softmax(self.mapping):
             return Decision(Route.TORCH)
-        return Decision(Route.FEW_QUERIES if self._has_few_queries() else Route.SPARSE)
+        if self._has_few_queries():
+            return Decision(Route.FEW_QUERIES)
+        return Decision(self.sparse_route(self.key.shape[-2]))
+
+    def sparse_route(self, longest_k: int) -> Route:
+        """Return the route of a call of sparse attention whose rows have at most so many keys."""
+        channels = max(self.query.shape[-1], self.value.shape[-1])
+        alpha, dtype = entmax_alpha(self.mapping), self.query.dtype
+        short = self.query.is_cuda and takes_short_rows(alpha, longest_k, channels, dtype)
+        return Route.SHORT if short else Route.SPARSE
 
     def attend(self) -> Tensor:
         """Return the context (*batch, L, V)."""
@@ -286,6 +297,7 @@ class AttentionCall:
             offset=self.pattern.offset,
             dropout=self.dropout_p,
             seed=torch.randint(1 << 62, (1,), device=q.device) if self.dropout_p > 0 else None,
+            short=self.sparse_route(k.shape[2]) is Route.SHORT,
         )
 
     def cached(self, k: Tensor, mask: Tensor | None = None) -> Cached:

@@ -15,6 +15,9 @@ from polymax.nn.attention_pattern import Pattern
 from polymax.nn.fused_attention import fused_heads
 from polymax.nn.length_scaling import LengthScaling
 
+# routes of all tokens on which packed sequences are attended in one call
+AT_ONCE = (Route.SPARSE, Route.SHORT, Route.FEW_QUERIES)
+
 
 def varlen_attention(
     query: Tensor,
@@ -86,7 +89,7 @@ def varlen_attention(
         # a LengthScaling is applied here: keys are counted in each sequence
         inner = {"mapping": mapping.mapping} if isinstance(mapping, LengthScaling) else {}
         call = AttentionCall(q, k, v, causal_offset=offsets, **{**told, **inner})
-        if call.decide().route in (Route.SPARSE, Route.FEW_QUERIES):
+        if call.decide().route in AT_ONCE:
             longest = _longest(starts_q, max_seqlen_q), _longest(starts_k, max_seqlen_k)
             return _at_once(call, mapping, starts_q, starts_k, longest)
     if attn_mask is not None:
@@ -127,7 +130,11 @@ def _at_once(call: AttentionCall, mapping: Any, starts_q: Tensor, starts_k: Tens
     if isinstance(mapping, LengthScaling):
         q = mapping.scaled(q, _visible_in_each(call.pattern, starts_q, starts_k, q.shape[2]))
     options = call.options(q, k)._replace(
-        starts_q=starts_q, starts_k=starts_k, longest_q=longest[0], longest_k=longest[1]
+        starts_q=starts_q,
+        starts_k=starts_k,
+        longest_q=longest[0],
+        longest_k=longest[1],
+        short=call.sparse_route(longest[1]) is Route.SHORT,
     )
     return fused_heads(q, k, v, call.mapping, options)[0].transpose(0, 1)
 
@@ -158,11 +165,12 @@ def nested_path(call: AttentionCall) -> str:
     told: dict[str, Any] = {"is_causal": call.is_causal, "scale": call.scale, "mapping": call.mapping}
     told |= {"window": call.window, "softcap": call.softcap, "sinks": call.sinks, "enable_gqa": True}
     told |= {"causal_offset": call.causal_offset}
-    whole = AttentionCall(*(t.values().transpose(0, 1)[None] for t in (q, k, v)), **told).decide()
-    if whole.route in (Route.SPARSE, Route.FEW_QUERIES):
-        return f"{Route.SPARSE.value}, in one call for all sequences"
+    whole = AttentionCall(*(t.values().transpose(0, 1)[None] for t in (q, k, v)), **told)
     # the sequence with the most keys
     at = int(k.offsets().diff().argmax())
+    if whole.decide().route in AT_ONCE:
+        route = whole.sparse_route(int(k.offsets().diff()[at]))
+        return f"{route.value}, in one call for all sequences"
     longest = AttentionCall(*(t[at].transpose(0, 1) for t in (q, k, v)), **told)
     longest.check()
     return f"each sequence by itself; the longest one {longest.decide().sentence()}"

@@ -15,14 +15,17 @@ from polymax.nn.attention_mapping import NAMED, entmax_alpha
 
 if TYPE_CHECKING:
     from polymax.kernels.sparse_attention.cuda_plain import Plain
+    from polymax.kernels.sparse_attention.cuda_short_plain import ShortPlain
+
+    Known = Plain | ShortPlain
 
 # the most kinds of calls in the cache
 MOST = 512
 
-_KNOWN: dict[Hashable, "Plain | None"] = {}
+_KNOWN: dict[Hashable, "Known | None"] = {}
 
 
-def known_call(query: Tensor, key: Tensor, value: Tensor, mapping: Any, more: tuple[Any, ...]) -> "Plain | None":
+def known_call(query: Tensor, key: Tensor, value: Tensor, mapping: Any, more: tuple[Any, ...]) -> "Known | None":
     """The cached plan of this kind of call, without mask, sinks, boxes or dropout; None if the call is not plain.
 
     `more` are is_causal, scale, enable_gqa, window, softcap and causal_offset.
@@ -44,7 +47,7 @@ def known_call(query: Tensor, key: Tensor, value: Tensor, mapping: Any, more: tu
     return _KNOWN[kind]
 
 
-def attend(query: Tensor, key: Tensor, value: Tensor, known: "Plain") -> Tensor:
+def attend(query: Tensor, key: Tensor, value: Tensor, known: "Known") -> Tensor:
     """Attention of a plain call."""
     if torch.is_grad_enabled():
         return PlainAttention.apply(query, key, value, known)
@@ -55,7 +58,7 @@ class PlainAttention(Function):
     """The context and its gradient; second derivatives go through the matrix of all scores."""
 
     @staticmethod
-    def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, known: "Plain") -> Tensor:
+    def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, known: "Known") -> Tensor:
         out, notes = known.forward(query, key, value)
         ctx.save_for_backward(query, key, value, notes)
         ctx.known = known
@@ -77,19 +80,22 @@ class PlainAttention(Function):
 
 def _found(
     query: Tensor, key: Tensor, value: Tensor, mapping: Any, alpha: float, more: tuple[Any, ...]
-) -> "Plain | None":
+) -> "Known | None":
     names = "is_causal", "scale", "enable_gqa", "window", "softcap", "causal_offset"
     call = AttentionCall(query, key, value, mapping=mapping, **dict(zip(names, more, strict=True)))
     tensors = (query, key, value)
     # queries, keys and values must not be empty, and must reach kernels without a copy
     views = all(t.dim() <= 4 and t.stride(-1) == 1 and t.numel() > 0 for t in tensors)
-    if call.decide().route is not Route.SPARSE or not views:
+    route = call.decide().route
+    if route not in (Route.SPARSE, Route.SHORT) or not views:
         return None
     from polymax.kernels.sparse_attention.cuda_plain import Plain
+    from polymax.kernels.sparse_attention.cuda_short_plain import ShortPlain
 
     q, k, v = (t[(None,) * (4 - t.dim())] for t in tensors)
     shape = torch.Size((*query.shape[:-1], value.shape[-1]))
-    return Plain(q, k, v, shape, call.options(q, k)._replace(alpha=alpha))
+    made = ShortPlain if route is Route.SHORT else Plain
+    return made(q, k, v, shape, call.options(q, k)._replace(alpha=alpha))
 
 
 def _kind(t: Tensor) -> Hashable:

@@ -22,7 +22,8 @@ from polymax.kernels.sparse_attention.options import Options
 from polymax.nn import attention_call, fused_attention, plain_attention
 
 GPU = torch.cuda.is_available()
-FILES = ["cpu", *(["cuda"] if find_spec("triton") is not None else [])]
+# "short" are the kernels of short rows in cuda.py
+FILES = ["cpu", *(["cuda", "short"] if find_spec("triton") is not None else [])]
 STARTS = torch.tensor([0, 10, 10, 45, 50], dtype=torch.int32)
 
 
@@ -90,6 +91,13 @@ def both(module, q, k, v, grad, options, bias=False):
     return (out, tau[1], support), slopes
 
 
+def kernels(file, options):
+    """The module of a file's kernels, their options, and the device on which they run."""
+    short = file == "short"
+    module = import_module(f"polymax.kernels.sparse_attention.{'cuda' if short else file}")
+    return module, (*options, True) if short else options, "cpu" if file == "cpu" or not GPU else "cuda"
+
+
 def on(device, values):
     return tuple(t.to(device) if isinstance(t, torch.Tensor) else t for t in values)
 
@@ -106,7 +114,7 @@ PARITY = [
     for file in FILES
     for name in CALLS
     for dtype in ([torch.float64, torch.float32, torch.bfloat16] if file == "cpu" else [torch.float32, torch.bfloat16])
-    if file == "cpu" or GPU or dtype == torch.float32 or name == "causal"
+    if file == "cpu" or GPU or dtype == torch.float32 or name == "causal" or (file == "short" and name == "sparsemax")
 ]
 
 
@@ -114,7 +122,6 @@ PARITY = [
 @pytest.mark.parametrize(("file", "name", "dtype"), PARITY, ids=[f"{f}-{n}-{str(d)[6:]}" for f, n, d in PARITY])
 @pytest.mark.device
 def test_kernels_are_the_reference(file, name, dtype, monkeypatch):
-    module = import_module(f"polymax.kernels.sparse_attention.{file}")
     if file == "cuda" and name not in BY_TILES:
         # lists, though blocks have few tiles
         monkeypatch.setattr("polymax.kernels.sparse_attention.cuda_call.FEW_IN_ALL", 0)
@@ -127,8 +134,8 @@ def test_kernels_are_the_reference(file, name, dtype, monkeypatch):
         monkeypatch.setattr("polymax.kernels.sparse_attention.cuda_call.SPAN", 96)
     *given, options = arguments(name, dtype)
     bias = "bias" in name
-    device = "cuda" if file == "cuda" and GPU else "cpu"
-    found, slopes = both(module, *on(device, given), on(device, options), bias)
+    module, told, device = kernels(file, options)
+    found, slopes = both(module, *on(device, given), on(device, told), bias)
     true, true_slopes = both(reference, *exact(given), exact(options), bias)
     assert torch.equal(found[2].cpu(), true[2]), "the support is the reference's"
     # scores of hundreds have few digits behind the point
@@ -136,9 +143,9 @@ def test_kernels_are_the_reference(file, name, dtype, monkeypatch):
     for a, b in zip((*found[:2], *slopes), (*true[:2], *true_slopes), strict=True):
         scale = gap * max(1.0, b[b.isfinite()].abs().max().item()) if b.isfinite().any() else 1.0
         close(a.cpu().to(dtype) / scale, b / scale, f"{file}.py == reference.py for {name}")
-    if file == "cuda" and not GPU:
+    if file != "cpu" and not GPU:
         return
-    again, slopes_again = both(module, *on(device, given), on(device, options), bias)
+    again, slopes_again = both(module, *on(device, given), on(device, told), bias)
     for a, b in zip((*found, *slopes), (*again, *slopes_again), strict=True):
         equal(a, b, "the same call gives the same bits")
 
@@ -149,14 +156,13 @@ def test_kernels_are_the_reference(file, name, dtype, monkeypatch):
 @pytest.mark.parametrize(
     ("which", "size"), [("key", 1e4), ("key", 1e10), ("key", 1e30), ("query", 1e6), ("query", 1e12)]
 )
-@pytest.mark.parametrize("file", ["cpu", "cuda"])
+@pytest.mark.parametrize("file", FILES)
 def test_huge_scores_keep_the_digits_of_others(file, which, size):
     """A huge key takes all weight where it is the best, and none elsewhere; a huge query has one key alone."""
-    module = import_module(f"polymax.kernels.sparse_attention.{file}")
     q, k, v, grad, options = arguments("sparsemax", torch.float32)
     (q if which == "query" else k)[:, :, 20] *= size
-    device = "cuda" if file == "cuda" and GPU else "cpu"
-    found, slopes = both(module, *on(device, (q, k, v, grad)), on(device, options))
+    module, told, device = kernels(file, options)
+    found, slopes = both(module, *on(device, (q, k, v, grad)), on(device, told))
     true, true_slopes = both(reference, *exact((q, k, v, grad)), exact(options))
     assert torch.equal(found[2].cpu(), true[2])
     assert which == "key" or (true[2][:, :, 20] == 1).all()
@@ -165,16 +171,14 @@ def test_huge_scores_keep_the_digits_of_others(file, which, size):
 
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
-@pytest.mark.parametrize("file", ["cpu", "cuda"])
+@pytest.mark.parametrize("file", FILES)
 def test_a_bias_of_the_least_number_is_the_same_for_all(file):
-    module = import_module(f"polymax.kernels.sparse_attention.{file}")
     q, k, v, grad, options = arguments("bias", torch.float32)
     mask = torch.zeros(30, 40)
     mask[3] = torch.finfo(torch.float32).min
     mask[4] = -torch.inf
-    options = (*options[:2], mask, *options[3:])
-    device = "cuda" if file == "cuda" and GPU else "cpu"
-    found, slopes = both(module, *on(device, (q, k, v, grad)), on(device, options))
+    module, told, device = kernels(file, (*options[:2], mask, *options[3:]))
+    found, slopes = both(module, *on(device, (q, k, v, grad)), on(device, told))
     assert all(t.isfinite().all() for t in (found[0], *slopes[:3]))
     close(found[0][:, :, 3].cpu(), v.mean(2).expand(2, 2, 16)[None, 0], "uniform weights")
     assert found[2].cpu()[0, :, 3:5].tolist() == [[40, 0], [40, 0]]

@@ -6,7 +6,8 @@ with tau such that p sums to 1 over the keys that a query may see, and the sink 
 position i + offset among the keys and sees the keys from `left` before to `right` after that position; -1 means no
 limit. If `starts_q` and `starts_k`, (sequences + 1,) integers, are given, queries and keys are packed sequences, and
 attention stays within each sequence. Weights are dropped with probability `dropout`, by a hash of `seed`, (1,) int64:
-see dropout.py. The weights that are kept are divided by 1 - dropout.
+see dropout.py. The weights that are kept are divided by 1 - dropout. On CUDA, `short` takes the kernels of short rows:
+see short_rows.py.
 
 The operator returns the context `out` and the tensors saved for its gradient: the mean of values under s = p^(2 -
 alpha), `tau`, the size of the support, and a `plan` and `lists` in which a device records the places of nonzero
@@ -43,8 +44,8 @@ def _fake(q: Tensor, k: Tensor, v: Tensor, *given: Any) -> tuple[Tensor, ...]:
         q.new_empty(*rows, v.shape[-1]),
         q.new_empty((2, *rows), dtype=wide),
         q.new_empty(rows, dtype=torch.int32),
-        q.new_empty(plan_size(q, sequences * q.shape[1], options.longest_q, options.longest_k), dtype=torch.int32),
-        lists_like(q, options.longest_k),
+        q.new_empty(plan_size(q, sequences * q.shape[1], options), dtype=torch.int32),
+        lists_like(q, options),
     )
 
 

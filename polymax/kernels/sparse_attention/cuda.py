@@ -1,5 +1,7 @@
 """Sparse attention: a scan of all scores, then contexts and gradients from the tiles or keys with nonzero weight.
 
+Short rows take one launch for contexts and two for gradients instead: see cuda_short_rows.py.
+
 Only the scan reads every tile; for long sequences it skips the tiles that balls around keys rule out: see
 cuda_candidates.py. It bounds each row's threshold from below, and later kernels skip all scores under the bound: see
 cuda_scan.py. Blocks of queries have lists of their nonempty tiles, rows a bit for each tile.
@@ -13,7 +15,7 @@ from torch import Tensor
 from polymax.backend.triton_math import on_device
 from polymax.kernels.sparse_attention.cuda_call import Call, call_of
 from polymax.kernels.sparse_attention.options import Options, of_backward
-from polymax.kernels.sparse_attention.tiles import LONGEST, lists_like
+from polymax.kernels.sparse_attention.tiles import LONGEST, lists_like, plan_numbers
 
 
 def sparse_attention(q: Tensor, k: Tensor, v: Tensor, *given: Any) -> tuple[Tensor, ...]:
@@ -23,7 +25,7 @@ def sparse_attention(q: Tensor, k: Tensor, v: Tensor, *given: Any) -> tuple[Tens
     rows = q.shape[:-1]
     # tokens after the last packed sequence are queries that see nothing
     new = torch.zeros if call.dead else torch.empty
-    notes = torch.empty(call.heads * call.plan.size, dtype=torch.int32, device=q.device)
+    notes = torch.empty(plan_numbers(call.heads, options), dtype=torch.int32, device=q.device)
     tau = torch.empty((2, *rows), device=q.device)
     if call.dead:
         tau[0], tau[1] = torch.inf, 0.0
@@ -31,6 +33,11 @@ def sparse_attention(q: Tensor, k: Tensor, v: Tensor, *given: Any) -> tuple[Tens
         out, mean, support = _contexts_like(q, v, new)
         return out, mean, tau, support, notes, _lists(q, options)
     marks, seed = _marks(q, options), q if options.seed is None else options.seed
+    if options.short:
+        out, mean, support = _contexts_like(q, v, new)
+        with on_device(q):
+            call.short_contexts(q, k, v, *marks, seed, *tau, support, out, mean)
+        return out, mean, tau, support, notes, _lists(q, options)
     with on_device(q):
         _scan(call, q, k, marks, tau, notes)
         # the bits reuse the memory of the scan's maxima
@@ -61,9 +68,12 @@ def sparse_attention_backward(grad: Tensor, *given: Any) -> tuple[Tensor, ...]:
         return dq, dk, dv, dalpha, dsink, tau.new_zeros(0 if mask is None else mask.shape)
     marks, seed = _marks(q, options), q if options.seed is None else options.seed
     with on_device(q):
-        rows = torch.empty(call.packing, dtype=call.row_numbers, device=q.device)
         slopes = dq, dk, dv, dalpha, dsink
-        call.differentiate(grad, (q, k, v), mean, marks, seed, (tau, notes, lists), common, rows, slopes)
+        if options.short:
+            call.differentiate_short(grad, (q, k, v), mean, marks, seed, tau, common, slopes)
+        else:
+            rows = torch.empty(call.packing, dtype=call.row_numbers, device=q.device)
+            call.differentiate(grad, (q, k, v), mean, marks, seed, (tau, notes, lists), common, rows, slopes)
         if mask is None:
             return dq, dk, dv, dalpha, dsink, tau.new_empty(0)
         dmask = torch.empty(call.of_mask, device=q.device)
@@ -89,8 +99,8 @@ def _marks(q: Tensor, options: Options) -> tuple[Tensor, ...]:
 
 def _lists(q: Tensor, options: Options) -> Tensor:
     """Return memory for lists. Triton's interpreter gets it although the operator reports empty lists there."""
-    if q.is_cuda:
-        return lists_like(q, options.longest_k)
+    if q.is_cuda or options.short:
+        return lists_like(q, options)
     return torch.empty(q.shape[:-1].numel() * LONGEST, dtype=torch.int16)
 
 

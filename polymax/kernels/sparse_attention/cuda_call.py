@@ -16,6 +16,7 @@ from polymax.kernels.sparse_attention.cuda_lists import listed_contexts, listed_
 from polymax.kernels.sparse_attention.cuda_masks import mask_gradients
 from polymax.kernels.sparse_attention.cuda_rows import contexts, query_gradients, thresholds
 from polymax.kernels.sparse_attention.cuda_scan import scan
+from polymax.kernels.sparse_attention.cuda_short_call import forward_launch, gradient_launches
 from polymax.kernels.sparse_attention.cuda_tile import FAR
 from polymax.kernels.sparse_attention.dropout import threshold
 from polymax.kernels.sparse_attention.options import Options
@@ -68,18 +69,19 @@ PACK, SPAN = 2048, 8192
 _CALLS: dict[Hashable, "Call"] = {}
 
 
-def call_of(q: Tensor, k: Tensor, v: Tensor, grad: Tensor | None, options: Options) -> "Call":
-    """Return the launches for calls of this kind, from a cache."""
+def call_of(q: Tensor, k: Tensor, v: Tensor, grad: Tensor | None, options: Options, counts: bool = True) -> "Call":
+    """Return the launches for calls of this kind, from a cache; for short rows, supports are counted if `counts`."""
     tensors = (q, k, v, grad, *options[1:6], options.seed)
     # tests change the sizes, so that they belong to the key
-    key = (*(kind(t) for t in tensors), options.alpha, options[6:14], q.device, FEW_IN_ALL, FEW, FAR_KEYS, FEW_SEEN)
-    return remembered(_CALLS, key, lambda: Call(q, k, v, grad, options))
+    numbers = options.alpha, options[6:14], options.short, counts
+    key = (*(kind(t) for t in tensors), *numbers, q.device, FEW_IN_ALL, FEW, FAR_KEYS, FEW_SEEN)
+    return remembered(_CALLS, key, lambda: Call(q, k, v, grad, options, counts))
 
 
 class Call:
     """Launches of all kernels of a call, and sizes of their outputs; constants are fixed at compile time."""
 
-    def __init__(self, q: Tensor, k: Tensor, v: Tensor, grad: Tensor | None, options: Options) -> None:
+    def __init__(self, q: Tensor, k: Tensor, v: Tensor, grad: Tensor | None, options: Options, counts: bool) -> None:
         (B, H, L, D), G, S, V = q.shape, k.shape[1], k.shape[2], v.shape[-1]
         alphas, mask, sinks, starts_q, _ = options[1:6]
         sequences = B if starts_q is None else len(starts_q) - 1
@@ -89,12 +91,14 @@ class Call:
         self.dead = starts_q is not None or self.empty
         if self.empty:
             return
-        plan = self.plan
+        plan, short = self.plan, options.short
         left, right = (side if side >= 0 else FAR for side in (options.left, options.right))
         self.numbers, self.sides = (options.alpha - 1, options.scale, options.softcap), (left, right, options.offset)
         self.drop = 0 if options.seed is None else threshold(options.dropout)
         self.strides, self.of_v = (*q.stride()[:3], *k.stride()[:3]), v.stride()[:3]
         self.masked = (0, 0, 0, 0) if mask is None else mask.expand(B, H, L, S).stride()
+        # all queries share one row of the mask
+        self.one_row = mask is not None and (mask.dim() == 1 or mask.shape[-2] == 1)
         self.places, self.sizes = (H, H // G, L, S), (plan.blocks, plan.tiles, plan.size)
         self.flags = {
             "LEARNED": alphas is not None,
@@ -110,15 +114,22 @@ class Call:
         }
         self.more = {**self.flags, "DROP": options.seed is not None, "V": V, "BV": max(ceil_power(V), 16)}
         self.deep, self.single = max(D, V) > 64, q.dtype == torch.float32
+        self.precision = "tf32x3" if self.single else "tf32"
         self.block_grid = plan.blocks, self.heads
-        if grad is None:
-            self._prepare_scans(q, k, sequences * G)
-            # see last_error
-            self._prepare_contexts(q, 1e-3 if alphas is None and options.alpha <= 1.5 else 2e-6)
-        else:
-            self._prepare_gradients(q, grad, sequences * G)
+        # see last_error
+        tolerance = 1e-3 if alphas is None and options.alpha <= 1.5 else 2e-6
+        if grad is not None:
+            if short:
+                self.short_query_gradients, self.short_key_gradients = gradient_launches(self, grad, sequences * G)
+            else:
+                self._prepare_gradients(q, grad, sequences * G)
             if mask is not None:
-                self._prepare_mask_gradient(q, k, mask, grad)
+                self._prepare_mask_gradient(q, k, mask, grad, short)
+        elif short:
+            self.short_contexts = forward_launch(self, counts, tolerance)
+        else:
+            self._prepare_scans(q, k, sequences * G)
+            self._prepare_contexts(q, tolerance)
         self.launches = [launch for launch in vars(self).values() if type(launch) is Bound]
 
     def scan_all(self, q: Any, k: Any, marks: Any, centres: Any, radii: Any, maxima: Any, tau: Any, plan: Any) -> None:
@@ -154,6 +165,15 @@ class Call:
         self.listed_gradients(grad, *inputs, mean, *marks, seed, plan, lists, *tau, common, dq, dalpha, dsink)
         self.query_gradients(grad, *inputs, mean, *marks, seed, plan, *tau, common, dq, dalpha, dsink)
         self.key_gradients(grad, *inputs, of_alpha, of_mask, of_q, of_k, seed, plan, *tau, common, rows, dk, dv)
+
+    def differentiate_short(
+        self, grad: Any, inputs: Any, mean: Any, marks: Any, seed: Any, tau: Any, common: Any, slopes: Any
+    ) -> None:
+        """Launch the gradients of short rows, but that of the mask; arguments as in `differentiate`."""
+        of_alpha, of_mask, _, of_q, of_k = marks
+        dq, dk, dv, dalpha, dsink = slopes
+        self.short_query_gradients(grad, *inputs, mean, *marks, seed, *tau, common, dq, dalpha, dsink)
+        self.short_key_gradients(grad, *inputs, of_alpha, of_mask, of_q, of_k, seed, *tau, common, dk, dv)
 
     def _prepare_scans(self, q: Tensor, k: Tensor, key_heads: int) -> None:
         plan, heads = self.plan, self.heads
@@ -223,7 +243,7 @@ class Call:
         numbers = (*first, self.longest_q, span, items, *self.sizes[1:], *self.numbers, *self.sides, self.drop)
         self.key_gradients = _bound(key_gradients, (packing,), numbers, constants)
 
-    def _prepare_mask_gradient(self, q: Tensor, k: Tensor, mask: Tensor, grad: Tensor) -> None:
+    def _prepare_mask_gradient(self, q: Tensor, k: Tensor, mask: Tensor, grad: Tensor, short: bool) -> None:
         """Prepare the gradient of a mask: its shape, and how many batches and heads one program adds up.
 
         If the mask has one row or one column, batches and heads are kept apart and added up afterwards: one program for
@@ -240,17 +260,14 @@ class Call:
         loops = q.shape[0] // batches, q.shape[1] // heads
         numbers = (*numbers, *self.numbers, *self.sides, self.drop, *loops)
         constants = {**_without(self.more, "SINKS", "PACKED"), "ROWS": by_row, "KEYS": by_key}
-        constants |= {"PRECISION": self._precision(), "num_warps": 4}
+        constants |= {"SHORT": short, "PRECISION": self.precision, "num_warps": 4}
         self.mask_gradients = _bound(mask_gradients, grid, numbers, constants)
-
-    def _precision(self) -> str:
-        return "tf32x3" if self.single else "tf32"
 
     def _launching(self, name: str) -> dict[str, Any]:
         """Return precision, warps, stages and registers of a kernel."""
         warps, stages, registers = LAUNCH[name][self.deep]
         found = {
-            "PRECISION": self._precision(),
+            "PRECISION": self.precision,
             "num_warps": warps,
             # products of float32 keep their operands twice
             "STAGES": min(stages, 1 if self.deep else 2) if self.single else stages,

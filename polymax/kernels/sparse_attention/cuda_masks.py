@@ -21,9 +21,12 @@ def mask_gradients(
     blocks, row_tiles, plan_head, a1, scale, softcap, left, right, offset, drop, batch_run, head_run,
     LEARNED: tl.constexpr, MASK: tl.constexpr, CAP: tl.constexpr, DROP: tl.constexpr, PLAIN: tl.constexpr,
     R: tl.constexpr, D: tl.constexpr, BD: tl.constexpr, V: tl.constexpr, BV: tl.constexpr, ROWS: tl.constexpr,
-    KEYS: tl.constexpr, PRECISION: tl.constexpr,
+    KEYS: tl.constexpr, SHORT: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Write dmask. ROWS and KEYS are true if the mask has a row for each query and a column for each key."""
+    """Write dmask. ROWS and KEYS are true if the mask has a row for each query and a column for each key.
+
+    Short rows have no plan, and SHORT takes all tiles.
+    """
     i_n, i_r, i_o = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     o_d, o_v = tl.arange(0, BD), tl.arange(0, BV)
     heads_apart = heads // head_run
@@ -49,9 +52,12 @@ def mask_gradients(
             m_rows = o_m < L
             o_row = (i_b * heads + i_h) * L + o_m
             for i_t in range(i_n, end_t):
-                b_word = tl.load(p_words + (i_t // 32) * L + o_m, mask=m_rows, other=0)
                 # most tiles are empty
-                if tl.max((b_word >> (i_t % 32)) & 1, 0) > 0:
+                held = 1
+                if not SHORT:
+                    b_word = tl.load(p_words + (i_t // 32) * L + o_m, mask=m_rows, other=0)
+                    held = tl.max((b_word >> (i_t % 32)) & 1, 0)
+                if held > 0:
                     o_n = i_t * BN + tl.arange(0, BN)
                     b_q = load_rows(p_head_q, o_m, o_d, m_rows, q_l, D, BD)
                     b_g = load_rows(p_head_g, o_m, o_v, m_rows, g_l, V, BV)

@@ -119,7 +119,8 @@ def heights(
     """Return z of products q k^T (rows o_m, keys o_n), -inf if a query does not see a key.
 
     z is the product itself if u = (alpha - 1) x is a multiple of it (PLAIN), else z is u. All kernels compute the same
-    bits, so that differences of two z are exact, however large both are.
+    bits, so that differences of two z are exact, however large both are. MASK is 0 for no mask, 1 for a bool mask, 2
+    for an added mask; 3 and 4 for these if all queries share one row of it.
     """
     b_z = b_raw
     if not PLAIN:
@@ -129,9 +130,13 @@ def heights(
         else:
             b_z = tl.fma(b_raw, scale * a, 0.0)
     if MASK > 0:
-        m_in = (o_m < queries)[:, None] & (o_n < keys)[None, :]
-        p_tile = p_mask + o_m.to(tl.int64)[:, None] * mask_l + o_n.to(tl.int64)[None, :] * mask_s
-        if MASK == 1:
+        if MASK > 2:
+            m_in = (o_n < keys)[None, :]
+            p_tile = p_mask + o_n.to(tl.int64)[None, :] * mask_s
+        else:
+            m_in = (o_m < queries)[:, None] & (o_n < keys)[None, :]
+            p_tile = p_mask + o_m.to(tl.int64)[:, None] * mask_l + o_n.to(tl.int64)[None, :] * mask_s
+        if MASK % 2 == 1:
             b_z = tl.where(tl.load(p_tile, mask=m_in, other=0) != 0, b_z, float("-inf"))
         else:
             b_z = tl.fma(tl.load(p_tile, mask=m_in, other=0.0).to(tl.float32), a, b_z)

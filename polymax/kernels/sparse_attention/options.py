@@ -7,7 +7,7 @@ from torch import Tensor
 SCHEMA = (
     "float alpha, Tensor? alphas, Tensor? mask, Tensor? sinks, Tensor? starts_q, Tensor? starts_k, "
     "SymInt longest_q, SymInt longest_k, float scale, float softcap, SymInt left, SymInt right, SymInt offset, "
-    "float dropout, Tensor? seed"
+    "float dropout, Tensor? seed, bool short=False"
 )
 # the saved tensors that the backward operator takes besides the gradient of the context
 SAVED = "Tensor q, Tensor k, Tensor v, Tensor mean, Tensor tau, Tensor plan, Tensor lists"
@@ -31,6 +31,7 @@ class Options(NamedTuple):
     offset: int
     dropout: float = 0.0
     seed: Tensor | None = None
+    short: bool = False
 
 
 def of_backward(given: tuple[Any, ...]) -> tuple[tuple[Tensor, ...], bool, Options]:

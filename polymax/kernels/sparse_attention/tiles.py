@@ -16,6 +16,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from polymax.kernels.sparse_attention.options import Options
+
 WIDTH = 64
 HEIGHT = 64
 LONGEST = 128
@@ -37,13 +39,19 @@ def layout(longest_q: int, longest_k: int) -> PlanSizes:
     return PlanSizes(blocks, tiles, words, blocks * (tiles + 4) + (words + 1) * longest_q)
 
 
-def plan_size(q: Tensor, heads: int, longest_q: int, longest_k: int) -> int:
-    """Return the number of integers in the plan of all heads of all sequences; 0 on devices without tiles."""
-    return heads * layout(longest_q, longest_k).size if q.device.type == "cuda" else 0
+def plan_numbers(heads: int, options: Options) -> int:
+    """Return the number of integers in the plan of all heads of all sequences; short rows have none."""
+    return 0 if options.short else heads * layout(options.longest_q, options.longest_k).size
 
 
-def lists_like(q: Tensor, longest_k: int) -> Tensor:
-    """Return memory for the lists of all rows of q; empty on devices without tiles."""
-    if q.device.type != "cuda":
+def plan_size(q: Tensor, heads: int, options: Options) -> int:
+    """Return the number of integers in the plan, 0 on devices without tiles."""
+    return plan_numbers(heads, options) if q.device.type == "cuda" else 0
+
+
+def lists_like(q: Tensor, options: Options) -> Tensor:
+    """Return memory for the lists of all rows of q; empty for short rows, and on devices without tiles."""
+    if q.device.type != "cuda" or options.short:
         return q.new_empty(0, dtype=torch.int16)
-    return q.new_empty(q.shape[:-1].numel() * LONGEST, dtype=torch.int16 if longest_k <= 1 << 16 else torch.int32)
+    dtype = torch.int16 if options.longest_k <= 1 << 16 else torch.int32
+    return q.new_empty(q.shape[:-1].numel() * LONGEST, dtype=dtype)

@@ -1,0 +1,205 @@
+"""Gradients of short rows: one launch over blocks of queries, then one over tiles of keys.
+
+Weights are computed again from tau. The first launch writes <s, dp> / sum s of each row, which the second one reads. A
+program owns the rows that it writes and adds in a fixed order, so that sums have the same bits in each call.
+"""
+
+import triton
+import triton.language as tl
+
+from polymax.backend.triton_launch import Entry
+from polymax.kernels.sparse_attention.cuda_rows import sink_slopes, store_query_gradients
+from polymax.kernels.sparse_attention.cuda_short_rows import NUMBERS, seen_tiles, tiles_of
+from polymax.kernels.sparse_attention.cuda_tile import (
+    cap_slope,
+    head_start,
+    heights,
+    load_keys,
+    load_rows,
+    load_thresholds,
+    sequence,
+    unit,
+)
+from polymax.kernels.sparse_attention.cuda_weights import alpha_slope, exponent, kept, row_states, slope, weight
+
+
+@Entry
+@triton.jit(do_not_specialize=NUMBERS)
+def short_query_gradients(
+    p_grad, p_q, p_k, p_v, p_mean, p_alphas, p_mask, p_sinks, p_starts_q, p_starts_k, p_seed, p_top, p_depth, p_common,
+    p_dq, p_dalpha, p_dsink,
+    g_b, g_h, g_l, q_b, q_h, q_l, k_b, k_h, k_l, v_b, v_h, v_l, mask_b, mask_h, mask_l, mask_s, heads, group, L, S,
+    blocks, a1, scale, softcap, left, right, offset, drop,
+    LEARNED: tl.constexpr, SINKS: tl.constexpr, PACKED: tl.constexpr, MASK: tl.constexpr, CAP: tl.constexpr,
+    PLAIN: tl.constexpr, DROP: tl.constexpr, R: tl.constexpr, D: tl.constexpr, BD: tl.constexpr, V: tl.constexpr,
+    BV: tl.constexpr, BR: tl.constexpr, BN: tl.constexpr, PRECISION: tl.constexpr, STAGES: tl.constexpr,
+):  # fmt: skip
+    """Write dq = scale dx k with dx = s (grad . v - common), common = grad . mean; and the gradients of alpha and the
+    sink by row.
+    """
+    i_m = blocks - 1 - tl.program_id(0)
+    i_bh = tl.program_id(1)
+    i_h = i_bh % heads
+    first_q, first_k, queries, keys, i_b = sequence(p_starts_q, p_starts_k, i_bh // heads, L, S, PACKED)
+    if i_m * BR < queries:
+        o_m = i_m * BR + tl.arange(0, BR)
+        o_d, o_v = tl.arange(0, BD), tl.arange(0, BV)
+        m_rows = o_m < queries
+        a = exponent(p_alphas + i_h, a1, LEARNED)
+        r = 1 / a
+        p_grad += head_start(i_b, i_h, first_q, g_b, g_h, g_l)
+        p_q += head_start(i_b, i_h, first_q, q_b, q_h, q_l)
+        p_k += head_start(i_b, i_h // group, first_k, k_b, k_h, k_l)
+        p_v += head_start(i_b, i_h // group, first_k, v_b, v_h, v_l)
+        p_mask += i_b * mask_b + i_h.to(tl.int64) * mask_h
+        o_row = (i_b * heads + i_h) * L + first_q + o_m
+        begin, whole_begin, whole_end, end = seen_tiles(i_m * BR, queries, keys, left, right, offset, BR, BN)
+        b_top, b_depth = load_thresholds(p_top, p_depth, o_row, m_rows)
+        b_q = load_rows(p_q, o_m, o_d, m_rows, q_l, D, BD)
+        b_g = load_rows(p_grad, o_m, o_v, m_rows, g_l, V, BV)
+        b_mean = load_rows(p_mean, o_row, o_v, m_rows, V, V, BV)
+        b_common = tl.sum(b_g.to(tl.float32) * b_mean.to(tl.float32), 1)
+        b_dsink, b_da = sink_slopes(p_sinks + i_h, b_top, b_depth, b_common, a, r, LEARNED, SINKS, R, BR)
+        b_state = row_states(p_seed, o_row) if DROP else o_m
+        b_dq = tl.zeros((BR, BD), tl.float32)
+        for i_p in tl.static_range(0, 2):
+            b_dq, b_da = _row_slopes(
+                b_dq, b_da, b_top, b_depth, b_common, b_q, b_g, b_state, p_k, p_v, p_mask, k_l, v_l, mask_l, mask_s,
+                o_m, o_d, o_v, begin, whole_begin, whole_end, end, queries, keys, a, r, scale, softcap, left, right,
+                offset, drop, LEARNED, MASK, CAP, PLAIN, DROP, i_p == 0, R, D, BD, V, BV, BN, PRECISION, STAGES,
+            )  # fmt: skip
+        store_query_gradients(
+            p_dq, p_common, p_dalpha, p_dsink, o_row, o_d, m_rows, b_depth, b_dq, b_common, b_da, b_dsink, scale, D
+        )  # fmt: skip
+
+
+@triton.jit
+def _row_slopes(
+    b_dq, b_da, b_top, b_depth, b_common, b_q, b_g, b_state, p_k, p_v, p_mask, k_l, v_l, mask_l, mask_s, o_m, o_d, o_v,
+    begin, whole_begin, whole_end, end, queries, keys, a, r, scale, softcap, left, right, offset, drop,
+    LEARNED: tl.constexpr, MASK: tl.constexpr, CAP: tl.constexpr, PLAIN: tl.constexpr, DROP: tl.constexpr,
+    EDGE: tl.constexpr, R: tl.constexpr, D: tl.constexpr, BD: tl.constexpr, V: tl.constexpr, BV: tl.constexpr,
+    BN: tl.constexpr, PRECISION: tl.constexpr, STAGES: tl.constexpr,
+):  # fmt: skip
+    """Return the gradients of queries and of -alpha after adding the tiles of a kind."""
+    factor = unit(a, scale, PLAIN)
+    count, first, before, gap = tiles_of(begin, whole_begin, whole_end, end, EDGE)
+    for i_t in tl.range(0, count, num_stages=STAGES):
+        o_n = (first + i_t + tl.where(i_t < before, 0, gap)) * BN + tl.arange(0, BN)
+        b_k = load_keys(p_k, o_n, o_d, keys, k_l, D, BD, EDGE)
+        b_v = load_keys(p_v, o_n, o_v, keys, v_l, V, BV, EDGE)
+        b_raw = tl.dot(b_q, tl.trans(b_k), input_precision=PRECISION)
+        b_dp = tl.dot(b_g, tl.trans(b_v), input_precision=PRECISION)
+        b_z = heights(
+            b_raw, o_m, o_n, p_mask, mask_l, mask_s, queries, keys, a, scale, softcap, left, right,
+            offset, MASK, CAP, PLAIN, EDGE,
+        )  # fmt: skip
+        b_w = tl.maximum((b_z - b_top[:, None]) * factor + b_depth[:, None], 0.0)
+        if DROP:
+            b_dp *= kept(b_state, o_n[None, :], drop)
+        b_dx = slope(b_w, r, R) * (b_dp - b_common[:, None])
+        if LEARNED:
+            b_da += tl.sum(b_dx * alpha_slope(b_w, a), 1)
+        if CAP:
+            b_dx *= cap_slope(b_raw, scale, softcap)
+        b_dq = tl.dot(b_dx.to(b_k.dtype), b_k, b_dq, input_precision=PRECISION)
+    return b_dq, b_da
+
+
+@Entry
+@triton.jit(do_not_specialize=NUMBERS)
+def short_key_gradients(
+    p_grad, p_q, p_k, p_v, p_alphas, p_mask, p_starts_q, p_starts_k, p_seed, p_top, p_depth, p_common, p_dk, p_dv,
+    g_b, g_h, g_l, q_b, q_h, q_l, k_b, k_h, k_l, v_b, v_h, v_l, mask_b, mask_h, mask_l, mask_s, heads, group, L, S,
+    a1, scale, softcap, left, right, offset, drop,
+    LEARNED: tl.constexpr, PACKED: tl.constexpr, MASK: tl.constexpr, CAP: tl.constexpr, PLAIN: tl.constexpr,
+    DROP: tl.constexpr, R: tl.constexpr, D: tl.constexpr, BD: tl.constexpr, V: tl.constexpr, BV: tl.constexpr,
+    BR: tl.constexpr, BN: tl.constexpr, PRECISION: tl.constexpr, STAGES: tl.constexpr,
+):  # fmt: skip
+    """Write dk and dv, over blocks of BR queries."""
+    i_t = tl.program_id(0)
+    i_sg = tl.program_id(1)
+    shared = heads // group
+    i_g = i_sg % shared
+    i_s = i_sg // shared
+    first_q, first_k, queries, keys, i_b = sequence(p_starts_q, p_starts_k, i_s, L, S, PACKED)
+    i_0 = i_t * BN
+    if i_0 < keys:
+        o_n = i_0 + tl.arange(0, BN)
+        o_d, o_v = tl.arange(0, BD), tl.arange(0, BV)
+        p_k += head_start(i_b, i_g, first_k, k_b, k_h, k_l)
+        p_v += head_start(i_b, i_g, first_k, v_b, v_h, v_l)
+        b_k = load_rows(p_k, o_n, o_d, o_n < keys, k_l, D, BD)
+        b_v = load_rows(p_v, o_n, o_v, o_n < keys, v_l, V, BV)
+        b_dk = tl.zeros((BN, BD), tl.float32)
+        b_dv = tl.zeros((BN, BV), tl.float32)
+        # key j is seen by queries from j - offset - right to j - offset + left; at the end, blocks that reach behind
+        # the last query are whole, since such rows have no threshold; no block sees a tile whole that reaches behind
+        # the last key
+        begin = tl.maximum(i_0 - offset - right, 0) // BR
+        end = tl.maximum((tl.minimum(i_0 + BN - offset + left, queries) + BR - 1) // BR, begin)
+        whole_begin = (tl.maximum(i_0 + BN - 1 - offset - right, 0) + BR - 1) // BR
+        whole_begin = tl.minimum(tl.where(i_0 + BN <= keys, whole_begin, end), end)
+        whole_end = tl.minimum(tl.maximum((tl.maximum(i_0 - offset + left + 1, 0)) // BR, whole_begin), end)
+        for i_e in range(0, group):
+            i_h = i_g * group + i_e
+            a = exponent(p_alphas + i_h, a1, LEARNED)
+            r = 1 / a
+            p_head_q = p_q + head_start(i_b, i_h, first_q, q_b, q_h, q_l)
+            p_head_g = p_grad + head_start(i_b, i_h, first_q, g_b, g_h, g_l)
+            p_head_mask = p_mask + i_b * mask_b + i_h.to(tl.int64) * mask_h
+            o_head = (i_b * heads + i_h) * L + first_q
+            for i_p in tl.static_range(0, 2):
+                b_dk, b_dv = _column_slopes(
+                    b_dk, b_dv, b_k, b_v, p_head_g, p_head_q, p_head_mask, p_seed, p_top, p_depth, p_common, g_l, q_l,
+                    mask_l, mask_s, o_head, o_n, o_d, o_v, begin, whole_begin, whole_end, end, queries, keys, a, r,
+                    scale, softcap, left, right, offset, drop, MASK, CAP, DROP, PLAIN, i_p == 0, R, D, BD, V, BV, BR,
+                    PRECISION, STAGES,
+                )  # fmt: skip
+        o_key = (i_b * shared + i_g) * S + first_k + o_n
+        m_n = (o_n < keys)[:, None]
+        p_tile = p_dk + o_key[:, None] * D + o_d[None, :]
+        tl.store(p_tile, (b_dk * scale).to(p_dk.dtype.element_ty), mask=m_n & (o_d < D)[None, :])
+        p_tile = p_dv + o_key[:, None] * V + o_v[None, :]
+        tl.store(p_tile, b_dv.to(p_dv.dtype.element_ty), mask=m_n & (o_v < V)[None, :])
+
+
+@triton.jit
+def _column_slopes(
+    b_dk, b_dv, b_k, b_v, p_grad, p_q, p_mask, p_seed, p_top, p_depth, p_common, g_l, q_l, mask_l, mask_s, o_head, o_n,
+    o_d, o_v, begin, whole_begin, whole_end, end, queries, keys, a, r, scale, softcap, left, right, offset, drop,
+    MASK: tl.constexpr, CAP: tl.constexpr, DROP: tl.constexpr, PLAIN: tl.constexpr, EDGE: tl.constexpr, R: tl.constexpr,
+    D: tl.constexpr, BD: tl.constexpr, V: tl.constexpr, BV: tl.constexpr, BR: tl.constexpr, PRECISION: tl.constexpr,
+    STAGES: tl.constexpr,
+):  # fmt: skip
+    """Return the gradients of a tile's keys and values after adding the blocks of queries of a kind."""
+    factor = unit(a, scale, PLAIN)
+    count, first, before, gap = tiles_of(begin, whole_begin, whole_end, end, EDGE)
+    for i_t in tl.range(0, count, num_stages=STAGES):
+        o_m = (first + i_t + tl.where(i_t < before, 0, gap)) * BR + tl.arange(0, BR)
+        m_rows = o_m < queries
+        b_q = load_rows(p_q, o_m, o_d, m_rows, q_l, D, BD)
+        b_g = load_rows(p_grad, o_m, o_v, m_rows, g_l, V, BV)
+        b_top, b_depth = load_thresholds(p_top, p_depth, o_head + o_m, m_rows)
+        b_common = tl.load(p_common + o_head + o_m, mask=m_rows, other=0.0)
+        # a weight of 1 has the derivative 0; rounding would leave a small multiple of a huge query
+        b_live = tl.where(b_depth > 1, 0.0, 1.0)
+        b_common *= b_live
+        b_raw = tl.dot(b_q, tl.trans(b_k), input_precision=PRECISION)
+        b_dp = tl.dot(b_g, tl.trans(b_v), input_precision=PRECISION)
+        b_z = heights(
+            b_raw, o_m, o_n, p_mask, mask_l, mask_s, queries, keys, a, scale, softcap, left, right, offset, MASK, CAP,
+            PLAIN, EDGE,
+        )  # fmt: skip
+        b_w = tl.maximum((b_z - b_top[:, None]) * factor + b_depth[:, None], 0.0)
+        b_p = weight(b_w, r, R)
+        if DROP:
+            b_keep = kept(row_states(p_seed, o_head + o_m), o_n[None, :], drop)
+            b_p *= b_keep
+            b_dp *= b_keep
+        b_dx = slope(b_w, r, R) * (b_dp * b_live[:, None] - b_common[:, None])
+        if CAP:
+            b_dx *= cap_slope(b_raw, scale, softcap)
+        b_dv = tl.dot(tl.trans(b_p.to(b_g.dtype)), b_g, b_dv, input_precision=PRECISION)
+        b_dk = tl.dot(tl.trans(b_dx.to(b_q.dtype)), b_q, b_dk, input_precision=PRECISION)
+    return b_dk, b_dv
