@@ -3,6 +3,7 @@
 from benchmarks.alignments.cases import ALIGNMENTS
 from benchmarks.alignments.cases import MEMORY as MEMORY_OF_ALIGNMENTS
 from benchmarks.attention.cases import ATTENTION
+from benchmarks.attention.short import ATTENTION_SHORT
 from benchmarks.factors.cases import FACTORS
 from benchmarks.latency.cases import LATENCY
 from benchmarks.linear_loss.cases import LINEAR_LOSS
@@ -22,6 +23,7 @@ SUITES: dict[str, list[Case]] = {
     "memory": [*MEMORY, *MEMORY_OF_ALIGNMENTS],
     "alignments": ALIGNMENTS,
     "attention": ATTENTION,
+    "attention_short": ATTENTION_SHORT,
     "linear_loss": LINEAR_LOSS,
     "series": SERIES,
 }

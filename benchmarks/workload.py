@@ -104,7 +104,10 @@ class Problems:
 
 @dataclass(frozen=True)
 class FunctionCase(Case):
-    """A function of ours beside peers of the same function, and a baseline, which is ours where there is none."""
+    """A function of ours beside peers of the same function, and a baseline, which is ours where there is none.
+
+    `before` is called before anything is measured on a GPU.
+    """
 
     name: str
     ours: Competitor
@@ -112,6 +115,7 @@ class FunctionCase(Case):
     peers: tuple[Peer, ...] = ()
     bars: Bars = field(default_factory=dict)
     base: Competitor | None = None
+    before: Callable[[], None] | None = None
 
     def runs_on(self, device: str) -> bool:
         return bool(self.problems.sizes.get(device))
@@ -125,6 +129,8 @@ class FunctionCase(Case):
         base = self.base or self.ours
         competitors = [*dict.fromkeys([base, self.ours]), *(peer for peer in loaded if isinstance(peer, Competitor))]
         effort = QUICK if quick else EFFORTS[device]
+        if self.before is not None and device == "cuda" and not quick:
+            self.before()
         for size in self.problems.of(device, quick):
             pool = self._pool(size, device, most=2 if quick else POOL_MOST)
             checked = gate(self.name, competitors, size, pool[0], self.problems.signature)

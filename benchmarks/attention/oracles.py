@@ -34,6 +34,24 @@ def _attention(mapping: Mapping, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return torch.stack([_head(mapping, *head) for head in heads]).to(q.device)
 
 
+def causal(alpha: float) -> Mapping:
+    """Causal attention by entmax."""
+    return partial(_attention, oracles.entmax(alpha))
+
+
+def padded(alpha: float) -> Mapping:
+    """Attention by entmax, or by softmax for alpha 1, to all keys but the last quarter."""
+    mapping = oracles.softmax if alpha == 1 else oracles.entmax(alpha)
+
+    def attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+        kept = k.shape[-2] - k.shape[-2] // 4
+        x, y, z = (t.to(device) for t in (q, k[:, :kept], v[:, :kept]))
+        return (mapping(x @ y.mT / q.shape[-1] ** 0.5) @ z).to(q.device)
+
+    return attention
+
+
 softmax = partial(_attention, oracles.softmax)
 sparsemax = partial(_attention, oracles.sparsemax)
 entmax15 = partial(_attention, oracles.entmax(1.5))
