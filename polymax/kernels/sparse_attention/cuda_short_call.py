@@ -52,8 +52,9 @@ def gradient_launches(call: "Call", grad: Tensor, key_heads: int) -> tuple[Bound
 def _constants(call: "Call", name: str) -> tuple[int, dict[str, Any]]:
     rows, keys, warps, stages, registers = LAUNCH[name][2 if call.single else int(call.deep)]
     found = {**call.more, "BR": rows, "BN": keys, "PRECISION": call.precision, "num_warps": warps, "STAGES": stages}
-    if registers:
-        found["maxnreg"] = registers
     if call.one_row and call.more["MASK"]:
         found["MASK"] = call.more["MASK"] + 2
+    # the entries of a mask take registers of their own
+    if registers and found["MASK"] not in (1, 2):
+        found["maxnreg"] = registers
     return rows, found
