@@ -85,6 +85,16 @@ def padding(B, H, L, S):
     return (torch.arange(S) < torch.tensor([S, S - 70])[:B, None])[:, None, None]
 
 
+def all_padding(B, H, L, S):
+    return torch.tensor([True, False]).expand(S, B).T[:, None, None] & (torch.arange(S) != S - 1)
+
+
+def in_between(B, H, L, S):
+    """Padding on both sides of one sequence, and holes in the other."""
+    at = torch.arange(S)
+    return torch.stack([(at >= 20) & (at < 141), at % 3 > 0])[:, None, None]
+
+
 def rows_of_mask(B, H, L, S):
     mask = torch.rand(B, 1, L, S, generator=torch.Generator().manual_seed(2)) > 0.3
     mask[:, :, 5] = False
@@ -97,6 +107,9 @@ def added(B, H, L, S):
 
 TOGETHER = {
     "padding": {"mask": padding},
+    "all padding": {"mask": all_padding},
+    "padding on both sides": {"mask": in_between},
+    "padding on both sides, window, offset": {"mask": in_between, "left": 50, "right": 40, "offset": 30},
     "padding, window, offset": {"mask": padding, "left": 70, "right": 10, "offset": 20},
     "mask, window, offset": {"mask": rows_of_mask, "left": 70, "right": 10, "offset": 20, "alpha": 2.0},
     "bias, window, offset, softcap": {"mask": added, "left": 70, "right": 10, "offset": 20, "softcap": 3.0},

@@ -39,6 +39,8 @@ from polymax.kernels.sparse_attention.cuda_weights import (
 
 # tolerated excess over 1 of the sum of the weights of kept scores: passes over all scores follow
 NEAR = tl.constexpr(1.05)
+# entries of a mask that are loaded at once
+CHUNK = tl.constexpr(1024)
 # a factor of summed scores, so that no sum of finite scores overflows
 SMALL = tl.constexpr(1 / 4096)
 # tolerated relative error of sums of p and of s in half precision, a quarter of the rounding of bfloat16
@@ -50,17 +52,35 @@ NUMBERS = (
 
 
 @triton.jit
-def seen_tiles(i_0, queries, keys, left, right, offset, BR: tl.constexpr, BN: tl.constexpr):
+def shown_keys(p_mask, mask_s, keys, MASK: tl.constexpr, BK: tl.constexpr):
+    """Return the first key that a bool mask with one row shows, the number of keys up to the last one, and 1 if it
+    shows all keys between: padding needs no mask. For other masks return 0, all keys and 1.
+    """
+    first, last, solid = keys * 0, keys, keys * 0 + 1
+    if MASK == 3:
+        first, last, shown = keys, keys * 0, keys * 0
+        for i_n in range(0, keys, BK):
+            o_n = i_n + tl.arange(0, BK)
+            m_shown = tl.load(p_mask + o_n.to(tl.int64) * mask_s, mask=o_n < keys, other=0) != 0
+            first = tl.minimum(first, tl.min(tl.where(m_shown, o_n, keys), 0))
+            last = tl.maximum(last, tl.max(tl.where(m_shown, o_n + 1, 0), 0))
+            shown += tl.sum(m_shown.to(tl.int32), 0)
+        solid = (shown == last - first).to(tl.int32)
+    return first, last, solid
+
+
+@triton.jit
+def seen_tiles(i_0, queries, first, keys, solid, left, right, offset, BR: tl.constexpr, BN: tl.constexpr):
     """Return bounds of the tiles of BN keys that queries i_0 .. i_0 + BR see: begin, begin and end of the tiles that
-    all of these see whole, end.
+    all of these see whole, end. No tile counts as whole if `solid` is 0.
     """
     i_1 = tl.minimum(i_0 + BR, queries) - 1
-    low, high = tl.maximum(i_0 + offset - left, 0), tl.minimum(i_1 + offset + right + 1, keys)
-    whole_low, whole_high = tl.maximum(i_1 + offset - left, 0), tl.minimum(i_0 + offset + right + 1, keys)
+    low, high = tl.maximum(i_0 + offset - left, first), tl.minimum(i_1 + offset + right + 1, keys)
+    whole_low, whole_high = tl.maximum(i_1 + offset - left, first), tl.minimum(i_0 + offset + right + 1, keys)
     begin, end = low // BN, (tl.maximum(high, 0) + BN - 1) // BN
     end = tl.maximum(end, begin)
     whole_begin = tl.minimum((whole_low + BN - 1) // BN, end)
-    whole_end = tl.minimum(tl.maximum(tl.maximum(whole_high, 0) // BN, whole_begin), end)
+    whole_end = tl.minimum(tl.maximum(tl.maximum(whole_high * solid, 0) // BN, whole_begin), end)
     return begin, whole_begin, whole_end, end
 
 
@@ -107,8 +127,12 @@ def short_contexts(
         p_k += head_start(i_b, i_h // group, first_k, k_b, k_h, k_l)
         p_v += head_start(i_b, i_h // group, first_k, v_b, v_h, v_l)
         p_mask += i_b * mask_b + i_h.to(tl.int64) * mask_h
+        # padding is not read
+        first, keys, solid = shown_keys(p_mask, mask_s, keys, MASK, CHUNK)
         o_row = (i_b * heads + i_h) * L + first_q + o_m
-        begin, whole_begin, whole_end, end = seen_tiles(i_m * BR, queries, keys, left, right, offset, BR, BN)
+        begin, whole_begin, whole_end, end = seen_tiles(
+            i_m * BR, queries, first, keys, solid, left, right, offset, BR, BN
+        )  # fmt: skip
         b_q = load_rows(p_q, o_m, o_d, m_rows, q_l, D, BD)
         b_sink = sink_units(p_sinks + i_h, a, BR, SINKS)
 
@@ -214,7 +238,7 @@ def _largest(
         )  # fmt: skip
         b_two = tl.maximum(b_two, tl.minimum(b_one, b_z))
         b_one = tl.maximum(b_one, b_z)
-        if EDGE or MASK > 0:
+        if EDGE or (MASK > 0 and MASK != 3):
             m_seen = b_z != float("-inf")
             b_sum += tl.sum(tl.where(m_seen, b_z * SMALL, 0.0), 1)
             b_n += tl.sum(m_seen.to(tl.float32), 1)

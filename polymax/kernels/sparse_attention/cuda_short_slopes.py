@@ -9,7 +9,7 @@ import triton.language as tl
 
 from polymax.backend.triton_launch import Entry
 from polymax.kernels.sparse_attention.cuda_rows import sink_slopes, store_query_gradients
-from polymax.kernels.sparse_attention.cuda_short_rows import NUMBERS, seen_tiles, tiles_of
+from polymax.kernels.sparse_attention.cuda_short_rows import CHUNK, NUMBERS, seen_tiles, shown_keys, tiles_of
 from polymax.kernels.sparse_attention.cuda_tile import (
     cap_slope,
     head_start,
@@ -52,8 +52,11 @@ def short_query_gradients(
         p_k += head_start(i_b, i_h // group, first_k, k_b, k_h, k_l)
         p_v += head_start(i_b, i_h // group, first_k, v_b, v_h, v_l)
         p_mask += i_b * mask_b + i_h.to(tl.int64) * mask_h
+        first, keys, solid = shown_keys(p_mask, mask_s, keys, MASK, CHUNK)
         o_row = (i_b * heads + i_h) * L + first_q + o_m
-        begin, whole_begin, whole_end, end = seen_tiles(i_m * BR, queries, keys, left, right, offset, BR, BN)
+        begin, whole_begin, whole_end, end = seen_tiles(
+            i_m * BR, queries, first, keys, solid, left, right, offset, BR, BN
+        )  # fmt: skip
         b_top, b_depth = load_thresholds(p_top, p_depth, o_row, m_rows)
         b_q = load_rows(p_q, o_m, o_d, m_rows, q_l, D, BD)
         b_g = load_rows(p_grad, o_m, o_v, m_rows, g_l, V, BV)
@@ -134,13 +137,11 @@ def short_key_gradients(
         b_dk = tl.zeros((BN, BD), tl.float32)
         b_dv = tl.zeros((BN, BV), tl.float32)
         # key j is seen by queries from j - offset - right to j - offset + left; at the end, blocks that reach behind
-        # the last query are whole, since such rows have no threshold; no block sees a tile whole that reaches behind
-        # the last key
+        # the last query are whole, since such rows have no threshold
         begin = tl.maximum(i_0 - offset - right, 0) // BR
         end = tl.maximum((tl.minimum(i_0 + BN - offset + left, queries) + BR - 1) // BR, begin)
-        whole_begin = (tl.maximum(i_0 + BN - 1 - offset - right, 0) + BR - 1) // BR
-        whole_begin = tl.minimum(tl.where(i_0 + BN <= keys, whole_begin, end), end)
-        whole_end = tl.minimum(tl.maximum((tl.maximum(i_0 - offset + left + 1, 0)) // BR, whole_begin), end)
+        whole_begin = tl.minimum((tl.maximum(i_0 + BN - 1 - offset - right, 0) + BR - 1) // BR, end)
+        whole_end = tl.minimum(tl.maximum(tl.maximum(i_0 - offset + left + 1, 0) // BR, whole_begin), end)
         for i_e in range(0, group):
             i_h = i_g * group + i_e
             a = exponent(p_alphas + i_h, a1, LEARNED)
@@ -149,12 +150,17 @@ def short_key_gradients(
             p_head_g = p_grad + head_start(i_b, i_h, first_q, g_b, g_h, g_l)
             p_head_mask = p_mask + i_b * mask_b + i_h.to(tl.int64) * mask_h
             o_head = (i_b * heads + i_h) * L + first_q
+            first, last, solid = shown_keys(p_head_mask, mask_s, keys, MASK, CHUNK)
+            # no query sees a tile of padding, and none sees a tile whole that holds padding or reaches behind the keys
+            stop = tl.where((i_0 < last) & (i_0 + BN > first), end, begin)
+            m_whole = (i_0 >= first) & (i_0 + BN <= last) & (solid > 0)
+            past = tl.minimum(tl.where(m_whole, whole_end, whole_begin), stop)
             for i_p in tl.static_range(0, 2):
                 b_dk, b_dv = _column_slopes(
                     b_dk, b_dv, b_k, b_v, p_head_g, p_head_q, p_head_mask, p_seed, p_top, p_depth, p_common, g_l, q_l,
-                    mask_l, mask_s, o_head, o_n, o_d, o_v, begin, whole_begin, whole_end, end, queries, keys, a, r,
-                    scale, softcap, left, right, offset, drop, MASK, CAP, DROP, PLAIN, i_p == 0, R, D, BD, V, BV, BR,
-                    PRECISION, STAGES,
+                    mask_l, mask_s, o_head, o_n, o_d, o_v, begin, tl.minimum(whole_begin, stop), past,
+                    stop, queries, keys, a, r, scale, softcap, left, right, offset, drop,
+                    MASK, CAP, DROP, PLAIN, i_p == 0, R, D, BD, V, BV, BR, PRECISION, STAGES,
                 )  # fmt: skip
         o_key = (i_b * shared + i_g) * S + first_k + o_n
         m_n = (o_n < keys)[:, None]

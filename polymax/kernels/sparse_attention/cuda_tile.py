@@ -120,7 +120,8 @@ def heights(
 
     z is the product itself if u = (alpha - 1) x is a multiple of it (PLAIN), else z is u. All kernels compute the same
     bits, so that differences of two z are exact, however large both are. MASK is 0 for no mask, 1 for a bool mask, 2
-    for an added mask; 3 and 4 for these if all queries share one row of it.
+    for an added mask; 3 and 4 for these if all queries share one row of it. A mask 3 is read at an EDGE only: elsewhere
+    it shows all keys.
     """
     b_z = b_raw
     if not PLAIN:
@@ -129,7 +130,7 @@ def heights(
             b_z = tl.fma(tanh(b_raw * (scale / softcap)), softcap * a, 0.0)
         else:
             b_z = tl.fma(b_raw, scale * a, 0.0)
-    if MASK > 0:
+    if MASK > 0 and (EDGE or MASK != 3):
         if MASK > 2:
             m_in = (o_n < keys)[None, :]
             p_tile = p_mask + o_n.to(tl.int64)[None, :] * mask_s
