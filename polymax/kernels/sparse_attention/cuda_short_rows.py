@@ -19,10 +19,10 @@ from polymax.kernels.sparse_attention.cuda_rows import ALONE
 from polymax.kernels.sparse_attention.cuda_tile import (
     MARGIN,
     head_start,
-    heights,
     larger,
     load_keys,
     load_rows,
+    masked_heights,
     sequence,
     unit,
 )
@@ -85,6 +85,27 @@ def seen_tiles(i_0, queries, first, keys, solid, left, right, offset, BR: tl.con
 
 
 @triton.jit
+def key_bounds(o_m, first, keys, left, right, offset):
+    """Return the first and the last key of each row."""
+    return tl.maximum(o_m + (offset - left), first), tl.minimum(o_m + (offset + right), keys - 1)
+
+
+@triton.jit
+def short_heights(
+    b_raw, b_low, b_high, o_m, o_n, p_mask, mask_l, mask_s, queries, keys, a, scale, softcap,
+    MASK: tl.constexpr, CAP: tl.constexpr, PLAIN: tl.constexpr, EDGE: tl.constexpr,
+):  # fmt: skip
+    """Return z as `heights` does; row i sees the keys from b_low to b_high, which take two comparisons."""
+    b_z = masked_heights(
+        b_raw, o_m, o_n, p_mask, mask_l, mask_s, queries, keys, a, scale, softcap, MASK, CAP, PLAIN, EDGE
+    )
+    if EDGE:
+        m_seen = (o_n[None, :] >= b_low[:, None]) & (o_n[None, :] <= b_high[:, None])
+        b_z = tl.where(m_seen, b_z, float("-inf"))
+    return b_z
+
+
+@triton.jit
 def tiles_of(begin, whole_begin, whole_end, end, EDGE: tl.constexpr):
     """Return the number of tiles of a kind, those at edges or those that all rows see whole; and the first one, the
     number of tiles before a gap, and the length of the gap.
@@ -136,6 +157,7 @@ def short_contexts(
         b_q = load_rows(p_q, o_m, o_d, m_rows, q_l, D, BD)
         b_sink = sink_units(p_sinks + i_h, a, BR, SINKS)
 
+        b_low, b_high = key_bounds(o_m, first, keys, left, right, offset)
         b_one = tl.full((BR, BN), float("-inf"), tl.float32)
         b_two = tl.full((BR, BN), float("-inf"), tl.float32)
         b_sum = tl.zeros((BR,), tl.float32)
@@ -143,9 +165,11 @@ def short_contexts(
         for i_p in tl.static_range(0, 2):
             b_one, b_two, b_sum, b_n = _largest(
                 b_one, b_two, b_sum, b_n, b_q, p_k, p_mask, k_l, mask_l, mask_s, o_m, o_d, begin, whole_begin,
-                whole_end, end, queries, keys, a, scale, softcap, left, right, offset, MASK, CAP, PLAIN, i_p == 0, D,
+                whole_end, end, queries, keys, a, scale, softcap, b_low, b_high, MASK, CAP, PLAIN, i_p == 0, D,
                 BD, BN, PRECISION, STAGES,
             )  # fmt: skip
+        if MASK == 0:
+            b_n = tl.maximum(b_high - b_low + 1, 0).to(tl.float32)
         # the sum is NaN if a score is
         b_top = larger(tl.where(b_sum == b_sum, tl.max(b_one, 1), float("nan")), b_sink)
         # inf - inf is NaN, and NaN stays; a row that sees no key has no threshold
@@ -165,7 +189,7 @@ def short_contexts(
             for i_p in tl.static_range(0, 2):
                 b_f, b_g = _moments(
                     b_f, b_g, b_top, b_depth, b_q, p_k, p_mask, k_l, mask_l, mask_s, o_m, o_d, begin, whole_begin,
-                    whole_end, end, queries, keys, a, r, scale, softcap, left, right, offset, MASK, CAP, PLAIN,
+                    whole_end, end, queries, keys, a, r, scale, softcap, b_low, b_high, MASK, CAP, PLAIN,
                     i_p == 0, R, D, BD, BN, PRECISION, STAGES,
                 )  # fmt: skip
             b_next = newton_step(b_depth, b_f, b_g, a, R)
@@ -188,7 +212,7 @@ def short_contexts(
                 b_o, b_mean, b_p, b_s, b_n = _sums(
                     b_o, b_mean, b_p, b_s, b_n, b_top, b_depth, b_q, b_state, p_k, p_v, p_mask, k_l, v_l, mask_l,
                     mask_s, o_m, o_d, o_v, begin, whole_begin, whole_end, end, queries, keys, a, r, scale, softcap,
-                    left, right, offset, drop, MASK, CAP, PLAIN, DROP, COUNT, i_p == 0, R, D, BD, V, BV, BN, PRECISION,
+                    b_low, b_high, drop, MASK, CAP, PLAIN, DROP, COUNT, i_p == 0, R, D, BD, V, BV, BN, PRECISION,
                     STAGES,
                 )  # fmt: skip
             rough = 0
@@ -222,7 +246,7 @@ def short_contexts(
 @triton.jit
 def _largest(
     b_one, b_two, b_sum, b_n, b_q, p_k, p_mask, k_l, mask_l, mask_s, o_m, o_d, begin, whole_begin, whole_end, end,
-    queries, keys, a, scale, softcap, left, right, offset, MASK: tl.constexpr, CAP: tl.constexpr, PLAIN: tl.constexpr,
+    queries, keys, a, scale, softcap, b_low, b_high, MASK: tl.constexpr, CAP: tl.constexpr, PLAIN: tl.constexpr,
     EDGE: tl.constexpr, D: tl.constexpr, BD: tl.constexpr, BN: tl.constexpr, PRECISION: tl.constexpr,
     STAGES: tl.constexpr,
 ):  # fmt: skip
@@ -232,16 +256,17 @@ def _largest(
         o_n = (first + i_t + tl.where(i_t < before, 0, gap)) * BN + tl.arange(0, BN)
         b_k = load_keys(p_k, o_n, o_d, keys, k_l, D, BD, EDGE)
         b_raw = tl.dot(b_q, tl.trans(b_k), input_precision=PRECISION)
-        b_z = heights(
-            b_raw, o_m, o_n, p_mask, mask_l, mask_s, queries, keys, a, scale, softcap, left, right, offset, MASK, CAP,
-            PLAIN, EDGE,
+        b_z = short_heights(
+            b_raw, b_low, b_high, o_m, o_n, p_mask, mask_l, mask_s, queries, keys, a, scale, softcap, MASK, CAP, PLAIN,
+            EDGE,
         )  # fmt: skip
         b_two = tl.maximum(b_two, tl.minimum(b_one, b_z))
         b_one = tl.maximum(b_one, b_z)
         if EDGE or (MASK > 0 and MASK != 3):
             m_seen = b_z != float("-inf")
             b_sum += tl.sum(tl.where(m_seen, b_z * SMALL, 0.0), 1)
-            b_n += tl.sum(m_seen.to(tl.float32), 1)
+            if MASK > 0:
+                b_n += tl.sum(m_seen.to(tl.float32), 1)
         else:
             b_sum += tl.sum(b_z * SMALL, 1)
             b_n += BN
@@ -276,7 +301,7 @@ def _bound(b_depth, b_top, b_one, b_two, b_sum, b_n, b_sink, factor, a, r, R: tl
 @triton.jit
 def _moments(
     b_f, b_g, b_top, b_depth, b_q, p_k, p_mask, k_l, mask_l, mask_s, o_m, o_d, begin, whole_begin, whole_end, end,
-    queries, keys, a, r, scale, softcap, left, right, offset, MASK: tl.constexpr, CAP: tl.constexpr,
+    queries, keys, a, r, scale, softcap, b_low, b_high, MASK: tl.constexpr, CAP: tl.constexpr,
     PLAIN: tl.constexpr, EDGE: tl.constexpr, R: tl.constexpr, D: tl.constexpr, BD: tl.constexpr, BN: tl.constexpr,
     PRECISION: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
@@ -287,9 +312,9 @@ def _moments(
         o_n = (first + i_t + tl.where(i_t < before, 0, gap)) * BN + tl.arange(0, BN)
         b_k = load_keys(p_k, o_n, o_d, keys, k_l, D, BD, EDGE)
         b_raw = tl.dot(b_q, tl.trans(b_k), input_precision=PRECISION)
-        b_z = heights(
-            b_raw, o_m, o_n, p_mask, mask_l, mask_s, queries, keys, a, scale, softcap, left, right, offset, MASK, CAP,
-            PLAIN, EDGE,
+        b_z = short_heights(
+            b_raw, b_low, b_high, o_m, o_n, p_mask, mask_l, mask_s, queries, keys, a, scale, softcap, MASK, CAP, PLAIN,
+            EDGE,
         )  # fmt: skip
         b_w = tl.maximum((b_z - b_top[:, None]) * factor + b_depth[:, None], 0.0)
         b_f += tl.sum(weight(b_w, r, R), 1)
@@ -300,7 +325,7 @@ def _moments(
 @triton.jit
 def _sums(
     b_o, b_mean, b_p, b_s, b_n, b_top, b_depth, b_q, b_state, p_k, p_v, p_mask, k_l, v_l, mask_l, mask_s, o_m, o_d, o_v,
-    begin, whole_begin, whole_end, end, queries, keys, a, r, scale, softcap, left, right, offset, drop,
+    begin, whole_begin, whole_end, end, queries, keys, a, r, scale, softcap, b_low, b_high, drop,
     MASK: tl.constexpr, CAP: tl.constexpr, PLAIN: tl.constexpr, DROP: tl.constexpr, COUNT: tl.constexpr,
     EDGE: tl.constexpr, R: tl.constexpr, D: tl.constexpr, BD: tl.constexpr, V: tl.constexpr, BV: tl.constexpr,
     BN: tl.constexpr, PRECISION: tl.constexpr, STAGES: tl.constexpr,
@@ -313,9 +338,9 @@ def _sums(
         b_k = load_keys(p_k, o_n, o_d, keys, k_l, D, BD, EDGE)
         b_v = load_keys(p_v, o_n, o_v, keys, v_l, V, BV, EDGE)
         b_raw = tl.dot(b_q, tl.trans(b_k), input_precision=PRECISION)
-        b_z = heights(
-            b_raw, o_m, o_n, p_mask, mask_l, mask_s, queries, keys, a, scale, softcap, left, right, offset, MASK, CAP,
-            PLAIN, EDGE,
+        b_z = short_heights(
+            b_raw, b_low, b_high, o_m, o_n, p_mask, mask_l, mask_s, queries, keys, a, scale, softcap, MASK, CAP, PLAIN,
+            EDGE,
         )  # fmt: skip
         b_w = tl.maximum((b_z - b_top[:, None]) * factor + b_depth[:, None], 0.0)
         b_weight, b_slope = weight(b_w, r, R), slope(b_w, r, R)

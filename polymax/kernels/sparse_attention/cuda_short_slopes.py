@@ -9,11 +9,18 @@ import triton.language as tl
 
 from polymax.backend.triton_launch import Entry
 from polymax.kernels.sparse_attention.cuda_rows import sink_slopes, store_query_gradients
-from polymax.kernels.sparse_attention.cuda_short_rows import CHUNK, NUMBERS, seen_tiles, shown_keys, tiles_of
+from polymax.kernels.sparse_attention.cuda_short_rows import (
+    CHUNK,
+    NUMBERS,
+    key_bounds,
+    seen_tiles,
+    short_heights,
+    shown_keys,
+    tiles_of,
+)
 from polymax.kernels.sparse_attention.cuda_tile import (
     cap_slope,
     head_start,
-    heights,
     load_keys,
     load_rows,
     load_thresholds,
@@ -64,12 +71,13 @@ def short_query_gradients(
         b_common = tl.sum(b_g.to(tl.float32) * b_mean.to(tl.float32), 1)
         b_dsink, b_da = sink_slopes(p_sinks + i_h, b_top, b_depth, b_common, a, r, LEARNED, SINKS, R, BR)
         b_state = row_states(p_seed, o_row) if DROP else o_m
+        b_low, b_high = key_bounds(o_m, first, keys, left, right, offset)
         b_dq = tl.zeros((BR, BD), tl.float32)
         for i_p in tl.static_range(0, 2):
             b_dq, b_da = _row_slopes(
                 b_dq, b_da, b_top, b_depth, b_common, b_q, b_g, b_state, p_k, p_v, p_mask, k_l, v_l, mask_l, mask_s,
-                o_m, o_d, o_v, begin, whole_begin, whole_end, end, queries, keys, a, r, scale, softcap, left, right,
-                offset, drop, LEARNED, MASK, CAP, PLAIN, DROP, i_p == 0, R, D, BD, V, BV, BN, PRECISION, STAGES,
+                o_m, o_d, o_v, begin, whole_begin, whole_end, end, queries, keys, a, r, scale, softcap, b_low, b_high,
+                drop, LEARNED, MASK, CAP, PLAIN, DROP, i_p == 0, R, D, BD, V, BV, BN, PRECISION, STAGES,
             )  # fmt: skip
         store_query_gradients(
             p_dq, p_common, p_dalpha, p_dsink, o_row, o_d, m_rows, b_depth, b_dq, b_common, b_da, b_dsink, scale, D
@@ -79,7 +87,7 @@ def short_query_gradients(
 @triton.jit
 def _row_slopes(
     b_dq, b_da, b_top, b_depth, b_common, b_q, b_g, b_state, p_k, p_v, p_mask, k_l, v_l, mask_l, mask_s, o_m, o_d, o_v,
-    begin, whole_begin, whole_end, end, queries, keys, a, r, scale, softcap, left, right, offset, drop,
+    begin, whole_begin, whole_end, end, queries, keys, a, r, scale, softcap, b_low, b_high, drop,
     LEARNED: tl.constexpr, MASK: tl.constexpr, CAP: tl.constexpr, PLAIN: tl.constexpr, DROP: tl.constexpr,
     EDGE: tl.constexpr, R: tl.constexpr, D: tl.constexpr, BD: tl.constexpr, V: tl.constexpr, BV: tl.constexpr,
     BN: tl.constexpr, PRECISION: tl.constexpr, STAGES: tl.constexpr,
@@ -93,9 +101,9 @@ def _row_slopes(
         b_v = load_keys(p_v, o_n, o_v, keys, v_l, V, BV, EDGE)
         b_raw = tl.dot(b_q, tl.trans(b_k), input_precision=PRECISION)
         b_dp = tl.dot(b_g, tl.trans(b_v), input_precision=PRECISION)
-        b_z = heights(
-            b_raw, o_m, o_n, p_mask, mask_l, mask_s, queries, keys, a, scale, softcap, left, right,
-            offset, MASK, CAP, PLAIN, EDGE,
+        b_z = short_heights(
+            b_raw, b_low, b_high, o_m, o_n, p_mask, mask_l, mask_s, queries, keys, a, scale, softcap, MASK, CAP, PLAIN,
+            EDGE,
         )  # fmt: skip
         b_w = tl.maximum((b_z - b_top[:, None]) * factor + b_depth[:, None], 0.0)
         if DROP:
@@ -191,11 +199,12 @@ def _column_slopes(
         # a weight of 1 has the derivative 0; rounding would leave a small multiple of a huge query
         b_live = tl.where(b_depth > 1, 0.0, 1.0)
         b_common *= b_live
+        b_low, b_high = key_bounds(o_m, 0, keys, left, right, offset)
         b_raw = tl.dot(b_q, tl.trans(b_k), input_precision=PRECISION)
         b_dp = tl.dot(b_g, tl.trans(b_v), input_precision=PRECISION)
-        b_z = heights(
-            b_raw, o_m, o_n, p_mask, mask_l, mask_s, queries, keys, a, scale, softcap, left, right, offset, MASK, CAP,
-            PLAIN, EDGE,
+        b_z = short_heights(
+            b_raw, b_low, b_high, o_m, o_n, p_mask, mask_l, mask_s, queries, keys, a, scale, softcap, MASK, CAP, PLAIN,
+            EDGE,
         )  # fmt: skip
         b_w = tl.maximum((b_z - b_top[:, None]) * factor + b_depth[:, None], 0.0)
         b_p = weight(b_w, r, R)

@@ -116,7 +116,23 @@ def heights(
     b_raw, o_m, o_n, p_mask, mask_l, mask_s, queries, keys, a, scale, softcap, left, right, offset,
     MASK: tl.constexpr, CAP: tl.constexpr, PLAIN: tl.constexpr, EDGE: tl.constexpr,
 ):  # fmt: skip
-    """Return z of products q k^T (rows o_m, keys o_n), -inf if a query does not see a key.
+    """Return z of products q k^T (rows o_m, keys o_n), -inf if a query does not see a key: see `masked_heights`."""
+    b_z = masked_heights(
+        b_raw, o_m, o_n, p_mask, mask_l, mask_s, queries, keys, a, scale, softcap, MASK, CAP, PLAIN, EDGE
+    )
+    if EDGE:
+        o_ahead = o_n[None, :] - (o_m[:, None] + offset)
+        m_seen = (o_ahead >= -left) & (o_ahead <= right) & (o_n < keys)[None, :]
+        b_z = tl.where(m_seen, b_z, float("-inf"))
+    return b_z
+
+
+@triton.jit
+def masked_heights(
+    b_raw, o_m, o_n, p_mask, mask_l, mask_s, queries, keys, a, scale, softcap,
+    MASK: tl.constexpr, CAP: tl.constexpr, PLAIN: tl.constexpr, EDGE: tl.constexpr,
+):  # fmt: skip
+    """Return z of products q k^T (rows o_m, keys o_n), -inf if the mask hides a key, whatever its place.
 
     z is the product itself if u = (alpha - 1) x is a multiple of it (PLAIN), else z is u. All kernels compute the same
     bits, so that differences of two z are exact, however large both are. MASK is 0 for no mask, 1 for a bool mask, 2
@@ -141,10 +157,6 @@ def heights(
             b_z = tl.where(tl.load(p_tile, mask=m_in, other=0) != 0, b_z, float("-inf"))
         else:
             b_z = tl.fma(tl.load(p_tile, mask=m_in, other=0.0).to(tl.float32), a, b_z)
-    if EDGE:
-        o_ahead = o_n[None, :] - (o_m[:, None] + offset)
-        m_seen = (o_ahead >= -left) & (o_ahead <= right) & (o_n < keys)[None, :]
-        b_z = tl.where(m_seen, b_z, float("-inf"))
     return b_z
 
 
