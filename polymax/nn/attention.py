@@ -6,11 +6,14 @@ from typing import Any, ParamSpec
 
 from torch import Tensor
 
+from polymax.backend.dispatch import PLAIN
 from polymax.backend.function import without_autocast
 from polymax.mappings import softmax
 from polymax.nn import plain_attention
 from polymax.nn.attention_call import AttentionCall, Route
-from polymax.nn.attention_mapping import Mapping
+from polymax.nn.attention_mapping import Mapping, checked_mapping
+from polymax.nn.attention_sharded import attend_parts
+from polymax.sharding.placements import is_sharded
 
 P = ParamSpec("P")
 
@@ -58,6 +61,11 @@ def scaled_dot_product_attention(
         more = is_causal, scale, enable_gqa, window, softcap, causal_offset
         if (known := plain_attention.known_call(query, key, value, mapping, more)) is not None:
             return plain_attention.attend(query, key, value, known)
+    if _any_sharded(query, key, value, attn_mask, sinks):
+        _refuse_boxes(key_boxes)
+        told: dict[str, Any] = {"dropout_p": dropout_p, "is_causal": is_causal, "scale": scale, "window": window}
+        told |= {"enable_gqa": enable_gqa, "softcap": softcap, "causal_offset": causal_offset}
+        return _by_process(scaled_dot_product_attention, query, key, value, attn_mask, sinks, mapping, told)
     call = AttentionCall(
         query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa,
         mapping, window, softcap, sinks, causal_offset, key_boxes,
@@ -128,6 +136,42 @@ def attention_weights(
     given |= {"scale": scale, "enable_gqa": enable_gqa, "mapping": mapping, "softcap": softcap, "sinks": sinks}
     if not isinstance(query, Tensor):
         raise TypeError(f"query must be a tensor; got {type(query).__name__}")
+    if _any_sharded(query, key, None, attn_mask, sinks):
+        told = {name: option for name, option in given.items() if name not in ("mapping", "sinks")}
+        return _by_process(_weights_of_process, query, key, key, attn_mask, sinks, mapping, told)
     # weights keep the precision of the scores
     with without_autocast(query.device):
         return AttentionCall(query, key, key, attn_mask, **given).weights().to(query.dtype)
+
+
+def _any_sharded(*tensors: Any) -> bool:
+    """Return True if a tensor of a call is a DTensor."""
+    return any(t is not None and type(t) not in PLAIN and is_sharded(t) for t in tensors)
+
+
+def _refuse_boxes(key_boxes: Tensor | None) -> None:
+    if key_boxes is not None:
+        raise TypeError("key_boxes must be None with DTensors: call attention on the parts of this process")
+
+
+def _by_process(
+    function: Callable[..., Tensor],
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None,
+    sinks: Tensor | None,
+    mapping: Mapping,
+    told: dict[str, Any],
+) -> Tensor:
+    """The DTensor of a function of attention on the part of each process."""
+
+    def local(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, own: Tensor | None, mapped: Any) -> Tensor:
+        return function(q, k, v, mask, sinks=own, mapping=mapped, **told)
+
+    shares_keys = bool(told["enable_gqa"])
+    return attend_parts(local, query, key, value, attn_mask, sinks, checked_mapping(mapping), shares_keys)
+
+
+def _weights_of_process(query: Tensor, key: Tensor, value: Tensor, *args: Any, **options: Any) -> Tensor:
+    return attention_weights(query, key, *args, **options)

@@ -1,5 +1,8 @@
 """Multi-head attention with any mapping in the place of softmax."""
 
+from functools import partial
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import dropout, linear, pad
@@ -7,8 +10,10 @@ from torch.nn.functional import dropout, linear, pad
 from polymax.mappings import softmax
 from polymax.nn.attention import attention_weights, scaled_dot_product_attention
 from polymax.nn.attention_mapping import Mapping, check_heads, checked_mapping
+from polymax.nn.attention_sharded import attend_parts
 from polymax.nn.attention_values import weighted_sum
 from polymax.nn.packed_attention import as_jagged, as_strided
+from polymax.sharding.placements import is_sharded
 
 
 class MultiheadAttention(nn.MultiheadAttention):
@@ -89,10 +94,10 @@ class MultiheadAttention(nn.MultiheadAttention):
         k, v, mask = self._with_extra_keys(k, v, mask)
         q, k, v = (t.unflatten(-1, (self.num_heads, -1)).transpose(1, 2) for t in (q, k, v))
         weights = None
-        if need_weights:
-            weights = attention_weights(q, k, mask, told, mapping=self.mapping)
-            weights = dropout(weights, self.dropout, self.training)
-            heads = weighted_sum(weights, v).to(v.dtype)
+        if need_weights and is_sharded(q):
+            heads, weights = attend_parts(partial(self._with_weights, told), q, k, v, mask, None, self.mapping)
+        elif need_weights:
+            heads, weights = self._with_weights(told, q, k, v, mask, None, self.mapping)
         else:
             drop = self.dropout if self.training else 0.0
             heads = scaled_dot_product_attention(q, k, v, mask, drop, told, mapping=self.mapping)
@@ -108,6 +113,14 @@ class MultiheadAttention(nn.MultiheadAttention):
             return out, None
         weights = weights if batched else weights[0]
         return out, weights.mean(-3) if average_attn_weights else weights
+
+    def _with_weights(
+        self, is_causal: bool, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, sinks: None, mapping: Mapping
+    ) -> tuple[Tensor, Tensor]:
+        """The heads (N, heads, L, V), and the weights by which they sum values."""
+        weights = attention_weights(q, k, mask, is_causal, mapping=mapping, sinks=sinks)
+        weights = dropout(weights, self.dropout, self.training)
+        return weighted_sum(weights, v).to(v.dtype), weights
 
     def _check_inputs(self, query: Tensor, key: Tensor, value: Tensor) -> None:
         given = (("query", query, self.embed_dim), ("key", key, self.kdim), ("value", value, self.vdim))
@@ -141,6 +154,13 @@ class MultiheadAttention(nn.MultiheadAttention):
         # if this is True, torch's encoder layer takes a fast path that computes softmax
         self._qkv_same_embed_dim = False
 
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
+        # tensor parallelism keeps the three projections apart
+        names = [f"{prefix}{name}_proj_weight" for name in "qkv"]
+        if self.in_proj_weight is not None and all(name in state_dict for name in names):
+            state_dict[f"{prefix}in_proj_weight"] = torch.cat([state_dict.pop(name) for name in names])
+        super()._load_from_state_dict(state_dict, prefix, *args)
+
     def _projections(self, *inputs: Tensor) -> list[Tensor]:
         if self.in_proj_weight is not None:
             matrices = self.in_proj_weight.chunk(3)
@@ -162,7 +182,7 @@ class MultiheadAttention(nn.MultiheadAttention):
             added = _additive(attn_mask, q, "attn_mask", lengths if flat else (n * self.num_heads, *lengths))
             masks.append(added if flat else added.unflatten(0, (n, self.num_heads)))
         if is_causal:
-            later = torch.ones(lengths, dtype=torch.bool, device=q.device).triu(1)
+            later = q.new_ones(lengths, dtype=torch.bool).triu(1)
             masks.append(_additive(later, q, "is_causal", lengths))
         return sum(masks[1:], masks[0]) if masks else None
 

@@ -121,6 +121,15 @@ class Placed:
 
 def placed(arguments: Sequence[Argument]) -> Placed:
     """Decide where the batch of a call is; refuse plain tensors, several meshes and sharded event dimensions."""
+    mesh = check_alike(arguments)
+    shapes = [a.tensor.shape[: a.tensor.dim() - a.events] for a in arguments]
+    batch = torch.broadcast_shapes(*shapes)
+    axes = tuple(_axis(arguments, m, batch) for m in range(mesh.ndim))
+    return Placed(mesh, axes, batch)
+
+
+def check_alike(arguments: Sequence[Argument]) -> Any:
+    """Return the device mesh of the arguments; refuse plain tensors beside DTensors, and several meshes."""
     first = next(a for a in arguments if is_sharded(a.tensor))
     mesh = first.tensor.device_mesh
     for a in arguments:
@@ -131,10 +140,7 @@ def placed(arguments: Sequence[Argument]) -> Placed:
             )
         if a.tensor.device_mesh != mesh:
             raise ValueError(f"{a.name} and {first.name} must be on one device mesh; got two")
-    shapes = [a.tensor.shape[: a.tensor.dim() - a.events] for a in arguments]
-    batch = torch.broadcast_shapes(*shapes)
-    axes = tuple(_axis(arguments, m, batch) for m in range(mesh.ndim))
-    return Placed(mesh, axes, batch)
+    return mesh
 
 
 def _axis(arguments: Sequence[Argument], m: int, batch: torch.Size) -> int | None:

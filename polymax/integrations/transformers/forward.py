@@ -14,6 +14,7 @@ from polymax.integrations.transformers.packed import (
     says_the_same,
     window_of,
 )
+from polymax.integrations.transformers.process_heads import PerHead, of_process
 from polymax.integrations.transformers.weights import weights_wanted
 from polymax.nn.attention import attention_weights, scaled_dot_product_attention
 from polymax.nn.attention_bias import with_bias
@@ -66,13 +67,14 @@ def attention(
         (torch.Size([1, 5, 2, 8]), torch.Size([1, 2, 5, 5]))
     """
     _refuse_unknown(options)
-    told: dict[str, Any] = {"scale": scaling, "mapping": mapping, "softcap": softcap}
-    told["sinks"] = None if s_aux is None else s_aux.reshape(-1)
+    sinks = None if s_aux is None else s_aux.reshape(-1)
+    mapping, sinks, position_bias = of_process(module, query.shape[1], PerHead(mapping, sinks, position_bias))
+    told: dict[str, Any] = {"scale": scaling, "mapping": mapping, "softcap": softcap, "sinks": sinks}
     causal = bool(getattr(module, "is_causal", True) if is_causal is None else is_causal)
     window, drop = window_of(options.get("sliding_window")), dropout if module.training else 0.0
     if cache is not None:
         key, value = paged_keys(cache, module, key, value, options)
-    packed = packed_sequences(query, key, causal, window, options)
+    packed = packed_sequences(query, key, causal, window, options, attention_mask is None)
     biased = any(t is not None for t in (position_bias, indices, block_indices))
     if cache is not None:
         # the mask that a model makes from positions is of new tokens alone, and says less than cu_seq_lens

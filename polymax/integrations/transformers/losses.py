@@ -1,6 +1,6 @@
 """Fine-tuning by sparse losses under `transformers.Trainer`, and generation by sparse probabilities."""
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -10,6 +10,14 @@ from polymax import _check
 from polymax.backend.function import autocasts
 from polymax.losses.linear import linear_entmax_loss
 from polymax.mappings import entmax
+from polymax.sharding.placements import is_sharded
+
+
+class _Labels(NamedTuple):
+    """The labels of a batch, and how their losses are reduced."""
+
+    labels: Tensor
+    reduction: str
 
 
 class EntmaxLoss:
@@ -21,6 +29,9 @@ class EntmaxLoss:
 
     With `shift`, for causal models, the state of a token predicts the label of the next token. Labels of -100 are left
     out. A pass over a few tokens finds out if the model scales or caps its logits.
+
+    The loss is computed by a second call of the last layer, whose hooks run: `fully_shard`, DDP and a head that
+    `tp_plan` divides by words, of which each process has some, give the loss and the gradients of one process.
 
     Example:
         >>> from transformers import LlamaConfig, LlamaForCausalLM
@@ -41,8 +52,10 @@ class EntmaxLoss:
         self.alpha, self.shift, self.head = alpha, shift, head
         self._states: Tensor | None = None
         self._lower: torch.dtype | None = None
+        # divided by words, not by fully_shard, whose parameters are whole inside of a forward pass
+        self._by_words = is_sharded(head.weight) and not any(map(_fully_sharded, model.modules()))
         self._layer = head.forward
-        head.forward = self._keep_states  # type: ignore[method-assign, assignment]
+        head.forward = self._forward  # type: ignore[method-assign, assignment]
         try:
             self.scale, self.softcap = self._transformation(model, inputs)
         except BaseException:
@@ -58,21 +71,9 @@ class EntmaxLoss:
             raise RuntimeError("the last layer of the model must have been called: the loss is that of its states")
         if self.shift:
             states, labels = states[..., :-1, :], labels[..., 1:]
-        labels = labels.to(states.device)
-        kind, weight = states.device.type, self.head.weight
-        lower = self._lower or weight.dtype
-        # sums over a batch are kept in float32, products are those of the layer
-        mixed = lower if lower in (torch.float16, torch.bfloat16) else None
-        with torch.autocast(kind, dtype=mixed, enabled=mixed is not None):
-            total = linear_entmax_loss(
-                self.scale * (states if mixed is None else states.float()),
-                weight,
-                labels,
-                self.head.bias,
-                alpha=self.alpha,
-                softcap=self.softcap,
-                reduction="mean" if num_items_in_batch is None else "sum",
-            )
+        reduction = "mean" if num_items_in_batch is None else "sum"
+        # not a function beside the layer: fully_shard gathers the weight in hooks of the layer's call
+        total = self.head(states, _Labels(labels.to(states.device), reduction))
         if num_items_in_batch is None:
             return total
         items = num_items_in_batch.to(total.device) if isinstance(num_items_in_batch, Tensor) else num_items_in_batch
@@ -81,12 +82,46 @@ class EntmaxLoss:
     def remove(self) -> None:
         """Restore the last layer of the model."""
         self.head.__dict__.pop("forward", None)
+        if getattr(self._layer, "__func__", None) is not type(self.head).forward:
+            # a forward pass that was the layer's own before
+            self.head.forward = self._layer  # type: ignore[method-assign]
 
-    def _keep_states(self, states: Tensor) -> Tensor:
-        """Store the states; return logits, or, in training, an empty tensor in their place."""
+    def _forward(self, states: Tensor, labels: "_Labels | None" = None) -> Tensor:
+        """Return logits, or, in training, an empty tensor in their place; with labels, the loss."""
+        if labels is not None:
+            return self._loss(states, labels)
         self._states = states
         self._lower = torch.get_autocast_dtype(states.device.type) if autocasts(states.device) else None
-        return states[..., :0] if self.head.training else self._layer(states)
+        if not self.head.training:
+            return self._layer(states)
+        if is_sharded(self.head.weight):
+            return states[..., :0]
+        # it depends on the weight: DDP looks in the graph of the outputs for parameters that are used
+        bias = self.head.bias
+        return nn.functional.linear(states, self.head.weight[:0], None if bias is None else bias[:0])
+
+    def _loss(self, states: Tensor, labels: "_Labels") -> Tensor:
+        weight, bias, target = self.head.weight, self.head.bias, labels.labels
+        lower = self._lower or weight.dtype
+        # sums over a batch are kept in float32, products are those of the layer
+        mixed = lower if lower in (torch.float16, torch.bfloat16) else None
+        states = self.scale * (states if mixed is None else states.float())
+        if is_sharded(weight):
+            self._check_sharded()
+            states, target = (_replicated(t, weight.device_mesh) for t in (states, target))
+        with torch.autocast(target.device.type, dtype=mixed, enabled=mixed is not None):
+            total = linear_entmax_loss(
+                states, weight, target, bias, alpha=self.alpha, softcap=self.softcap, reduction=labels.reduction
+            )
+        return total.full_tensor() if is_sharded(total) else total  # type: ignore[attr-defined]
+
+    def _check_sharded(self) -> None:
+        """Refuse a weight that fully_shard has not gathered for the call of the last layer."""
+        if not self._by_words:
+            raise RuntimeError(
+                "the weight of the last layer is sharded while the loss is computed: give the layer, or the module "
+                "whose embedding it shares, to fully_shard with reshard_after_forward=False"
+            )
 
     @torch.no_grad()
     def _transformation(self, model: PreTrainedModel, inputs: dict[str, Any]) -> tuple[float, float | None]:
@@ -111,6 +146,19 @@ class EntmaxLoss:
         if cap and found.shape == raw.shape and torch.allclose(found, capped, rtol=2e-2, atol=room):
             return 1.0, float(cap)
         raise ValueError(f"{type(model).__name__} must have logits that are its last layer's, scaled or capped")
+
+
+def _fully_sharded(module: nn.Module) -> bool:
+    from torch.distributed.fsdp import FSDPModule
+
+    return isinstance(module, FSDPModule)
+
+
+def _replicated(t: Tensor, mesh: Any) -> Any:
+    """The DTensor of a tensor that all processes have."""
+    from torch.distributed.tensor import DTensor, Replicate
+
+    return DTensor.from_local(t, mesh, [Replicate()] * mesh.ndim, run_check=False)
 
 
 class EntmaxLogitsProcessor(LogitsProcessor):

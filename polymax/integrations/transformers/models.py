@@ -22,6 +22,7 @@ from polymax.integrations.transformers.names import (
     registered_names,
     saved_choice,
 )
+from polymax.integrations.transformers.process_heads import sharing
 from polymax.mappings import softmax
 
 
@@ -185,7 +186,9 @@ def _calls(model: PreTrainedModel, inputs: dict[str, Any]) -> dict[str, int]:
     called: dict[nn.Module, int] = {}
 
     def record(name: str, fn: Any, module: nn.Module, query: Tensor, *args: Any, **options: Any) -> Any:
-        called[module] = query.shape[1]
+        found = sharing(module)
+        # under tensor parallelism a process has some of the heads
+        called[module] = query.shape[1] * (1 if found is None or found.group is None else found.ways)
         if name in learned_mappings and not hasattr(module, "polymax_mapping"):
             # what is asked here is who calls, and softmax takes whatever a model passes
             fn = partial(attention, softmax)

@@ -32,14 +32,17 @@ class Sequences(NamedTuple):
 
 
 def packed_sequences(
-    query: Tensor, key: Tensor, is_causal: bool, window: tuple[int, int] | None, options: dict[str, Any]
+    query: Tensor, key: Tensor, is_causal: bool, window: tuple[int, int] | None, options: dict[str, Any], bare: bool
 ) -> Sequences | None:
-    """Return the sequences that the arguments of a call name: cu_seq_lens, or positions that begin again; else None."""
+    """Return the sequences that the arguments of a call name: cu_seq_lens, or positions that begin again; else None.
+
+    A call is `bare` without a mask: then positions of several rows count too, which a mask of the model would tell.
+    """
     starts_q, starts_k = (options.get(name) for name in ("cu_seq_lens_q", "cu_seq_lens_k"))
     if (starts_q is None) != (starts_k is None):
         raise ValueError("cu_seq_lens_q and cu_seq_lens_k must be given together")
     if starts_q is None or starts_k is None:
-        starts = _starts_of_positions(options.get("position_ids"), query, key) if is_causal else None
+        starts = _starts_of_positions(options.get("position_ids"), query, key, bare) if is_causal else None
         return None if starts is None else Sequences(starts, starts, None, None, is_causal, window)
     longest = (options.get(name) for name in ("max_length_q", "max_length_k"))
     longest_q, longest_k = (n if isinstance(n, int) else None for n in longest)
@@ -61,19 +64,23 @@ def says_the_same(mask: Tensor, found: Sequences, queries: int, keys: int) -> bo
     return known[key]
 
 
-def _starts_of_positions(positions: Any, query: Tensor, key: Tensor) -> Tensor | None:
-    """The starts of the sequences in one row, from positions that begin again; None if there is one sequence."""
+def _starts_of_positions(positions: Any, query: Tensor, key: Tensor, bare: bool) -> Tensor | None:
+    """The starts of sequences, rows one after another, from positions that begin again; None if rows are whole."""
     if not isinstance(positions, Tensor) or torch.compiler.is_compiling():
         return None
-    tokens = query.shape[2]
-    if positions.shape != (1, tokens) or len(query) != 1 or tokens < 2 or key.shape[2] != tokens:
+    rows, tokens = len(query), query.shape[2]
+    if positions.dim() != 2 or positions.shape[1] != tokens or tokens < 2 or key.shape[2] != tokens:
         return None
-    known: dict[int, Tensor | None] = positions.__dict__.setdefault(FOUND, {})
-    if positions._version not in known:
-        starts = (positions[0].diff() != 1).nonzero()[:, 0] + 1
-        ends = starts.new_tensor([0]), starts.new_tensor([tokens])
-        known[positions._version] = torch.cat([ends[0], starts, ends[1]]).int() if len(starts) else None
-    return known[positions._version]
+    if len(positions) not in (1, rows) or (rows > 1 and not bare):
+        return None
+    known: dict[tuple[int, int], Tensor | None] = positions.__dict__.setdefault(FOUND, {})
+    kind = positions._version, rows
+    if kind not in known:
+        begins = (positions.diff() != 1).expand(rows, -1)
+        first = torch.cat([begins.new_ones(rows, 1), begins], 1).flatten().nonzero()[:, 0]
+        ends = first.new_tensor([rows * tokens])
+        known[kind] = torch.cat([first, ends]).int() if len(first) > rows else None
+    return known[kind]
 
 
 def window_of(size: Any) -> tuple[int, int] | None:
