@@ -1,4 +1,4 @@
-"""Several processes: attention over a sequence, or a cache, that is spread over them, and a plan for its modules.
+"""Several processes: attention over a sequence, or a cache, that is spread over them, and plans for modules.
 
 Public operators take DTensors, so most of what several processes need has no name of its own: see the page "Many
 processes" of the documentation.
@@ -36,3 +36,22 @@ def attention_plan(input_layouts: Any = None, output_layouts: Any = None, use_lo
     from polymax.nn.head_parallel import HeadParallel
 
     return HeadParallel(input_layouts, output_layouts, use_local_output)
+
+
+def words_plan() -> Any:
+    """Return the plan by which `parallelize_module` gives each process some words of a `pm.nn.LinearEntmaxLoss`.
+
+    States and targets are the same on all processes, and so is the loss. There are two collectives in the forward pass
+    and one all-reduce in the backward pass, of the gradient of the states.
+
+    Returns:
+        a ParallelStyle of torch
+
+    Example:
+        >>> # in each process:
+        >>> # plan = {"attention": pm.distributed.attention_plan(), "head": pm.distributed.words_plan()}
+        >>> # parallelize_module(model, mesh, plan)
+    """
+    from polymax.nn.head_parallel import WordParallel
+
+    return WordParallel()

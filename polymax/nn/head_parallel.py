@@ -1,4 +1,4 @@
-"""Tensor parallelism of multi-head attention: each process has some of the heads."""
+"""Tensor parallelism of modules: each process has some heads of an attention, or some words of a last layer."""
 
 from typing import Any
 
@@ -8,6 +8,7 @@ from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tenso
 from torch.distributed.tensor.parallel import RowwiseParallel, parallelize_module
 from torch.distributed.tensor.parallel.style import ParallelStyle
 
+from polymax.nn.linear_entmax import LinearEntmaxLoss
 from polymax.nn.multihead import MultiheadAttention
 
 
@@ -89,6 +90,27 @@ class HeadParallel(ParallelStyle):
             return out, weights
         assert isinstance(out, DTensor)
         return out.to_local(), weights.to_local() if isinstance(weights, DTensor) else None
+
+
+class WordParallel(ParallelStyle):
+    """The plan of `words_plan`: the weight becomes a DTensor, and states and targets are replicated."""
+
+    def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
+        if not isinstance(module, LinearEntmaxLoss):
+            raise TypeError(f"words_plan is for pm.nn.LinearEntmaxLoss; got {type(module).__name__}")
+        for name in ("weight", "bias"):
+            _distribute(module, name, device_mesh, Shard(0))
+        if module.class_weights is not None:
+            module.class_weights = distribute_tensor(module.class_weights, device_mesh, [Shard(0)])
+
+        def place(module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
+            whole = [Replicate()] * device_mesh.ndim
+            plain = (t if isinstance(t, DTensor) else DTensor.from_local(t, device_mesh, whole) for t in args)
+            return tuple(t.redistribute(device_mesh, whole) for t in plain)
+
+        module.register_forward_pre_hook(place)
+        module.register_forward_hook(lambda module, args, loss: loss.full_tensor())
+        return module
 
 
 def _distribute(module: nn.Module, name: str, mesh: DeviceMesh, place: Any) -> None:

@@ -12,6 +12,7 @@ import torch
 from lightning.fabric.plugins import TorchCheckpointIO
 
 from polymax_recipes.training.digests import atomic_write_with_digest
+from polymax_recipes.training.fully_sharded import metadata
 from polymax_recipes.training.run import fitting, refused, tensors
 
 
@@ -44,9 +45,12 @@ def save_into(opened: IO[bytes], stored: dict[str, Any]) -> None:
 
 def check_checkpoint(model: torch.nn.Module, file: Path) -> None:
     """Raise a ValueError that names the file if it is not a checkpoint of this model's training."""
-    stored = tensors(file)
+    sharded = file.is_dir()
+    stored = {} if sharded else tensors(file)
     with refused(file, "a checkpoint of this run"):
-        weights, rows = stored["state_dict"], stored["callbacks"]["Record"]["rows"]
+        if sharded:
+            stored = metadata(file)
+        rows = stored["callbacks"]["Record"]["rows"]
         if not rows or not all(isinstance(value, int | float) for row in rows for value in row.values()):
             raise TypeError("rows of numbers expected")
         if not all({"epoch", "step", "dev_loss", "best"} <= row.keys() == rows[0].keys() for row in rows):
@@ -55,7 +59,10 @@ def check_checkpoint(model: torch.nn.Module, file: Path) -> None:
             raise ValueError(f"epoch must be {len(rows) - 1}, that of the last row; got {stored['epoch']}")
         if not all(isinstance(count, int) and count >= 0 for count in _leaves(stored["loops"])):
             raise ValueError("counts of epochs and steps expected in loops")
-    fitting(model, weights, file)
+    if not sharded:
+        with refused(file, "a checkpoint of this run"):
+            weights = stored["state_dict"]
+        fitting(model, weights, file)
 
 
 def _leaves(stored: dict[str, Any]) -> Iterator[Any]:

@@ -127,6 +127,10 @@ def new_configuration(task: Task, files: Files, run: Run, given: dict[str, Any])
 def resumed_configuration(task: Task, files: Files, run: Run, given: dict[str, Any]) -> Config:
     """The configuration of a run that goes on: as it was, except for Running and for what may change at any time."""
     stored = Config.read(check_run(run).config)
+    if stored.running.strategy == "fsdp" and first_process():
+        from polymax_recipes.training.fully_sharded import recover
+
+        recover(run.last)
     if stored.task != task.name:
         raise ValueError(f"{run.path} is a run of {stored.task}; got {task.name}")
     free = late_options(task)

@@ -6,6 +6,7 @@ Whatever is wrong with one of them is a ValueError or an OSError that names it.
 """
 
 import json
+import shutil
 import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -70,7 +71,11 @@ class Run:
     def clear(self) -> None:
         """Remove what a process that was killed had not written whole."""
         for file in self.files:
-            part_of(file).unlink(missing_ok=True)
+            part = part_of(file)
+            if part.is_dir():
+                # a checkpoint of several processes
+                shutil.rmtree(part)
+            part.unlink(missing_ok=True)
 
     @property
     def begun(self) -> bool:

@@ -42,7 +42,9 @@ class Running:
     workers: int = option(0, "Processes that prepare batches for each device; 0 for none beside its own.")
     nodes: int = option(1, "Nodes; start the command on each, with MASTER_ADDR and NODE_RANK or by torchrun.", least=1)
     strategy: str = option(
-        "auto", "Strategy by which Lightning starts processes.", choices=("auto", "ddp", "ddp_spawn", "ddp_fork")
+        "auto",
+        "Strategy of several devices: ddp copies the model, fsdp shards it; auto is ddp.",
+        choices=("auto", "ddp", "ddp_spawn", "ddp_fork", "fsdp"),
     )
 
     @property

@@ -22,6 +22,7 @@ from torch.utils.data import DataLoader
 from polymax_recipes.training.bars import Bar, Lines, say
 from polymax_recipes.training.batches import Encoded, mixed, share, shuffled_batches, sorted_batches
 from polymax_recipes.training.checkpoint import Checkpoints, check_checkpoint, write_tensors
+from polymax_recipes.training.fully_sharded import FullySharded, shard, weights_of, whole
 from polymax_recipes.training.log import write_log
 from polymax_recipes.training.monitor import monitor_of
 from polymax_recipes.training.run import Config, Run, refused
@@ -56,6 +57,10 @@ class Steps(LightningModule):
         self.amount: dict[str, int] = {}
         self.automatic_optimization = not isinstance(model, Alternating)
         self.restored = False
+
+    def configure_model(self) -> None:
+        if isinstance(strategy := self.trainer.strategy, FullySharded):
+            shard(self.model, strategy.device_mesh["data_parallel"])
 
     def configure_optimizers(self) -> Any:
         if not self.model.learns:
@@ -161,7 +166,8 @@ class Steps(LightningModule):
             return {}
         training = self.model.training
         self.model.eval()
-        found = {f"dev_{name}": value for name, value in self.data.measures().items()}
+        with whole(self.model):
+            found = {f"dev_{name}": value for name, value in self.data.measures().items()}
         self.model.train(training)
         return found
 
@@ -217,8 +223,9 @@ class Record(Callback):
         row = {"epoch": trainer.current_epoch + 1, "step": trainer.global_step, **means}
         self.rows.append({**row, "best": 0, **times})
         self.rows[-1]["best"] = int(self.best == len(self.rows) - 1)
+        weights = weights_of(pl_module.model) if self.rows[-1]["best"] else None
         if trainer.is_global_zero:
-            self.write(pl_module)
+            self.write(pl_module, weights)
         trainer.should_stop = self.exhausted
         for logger in trainer.loggers:
             logger.log_metrics(means, trainer.global_step)
@@ -241,11 +248,11 @@ class Record(Callback):
         """Return True if the monitored measure has not improved for as many epochs as patience allows."""
         return 0 < self.patience <= len(self.rows) - 1 - self.best if self.rows else False
 
-    def write(self, module: "Steps") -> None:
+    def write(self, module: "Steps", weights: dict[str, Any] | None) -> None:
         """The log, a line on the terminal, and the weights if they are the best."""
         write_log(self.run.log, self.rows)
-        if self.rows[-1]["best"]:
-            write_tensors(module.model.state_dict(), self.run.weights)
+        if weights is not None:
+            write_tensors(weights, self.run.weights)
         shown = {name: value for name, value in self.rows[-1].items() if name in PRINTED or name.startswith("dev_")}
         text = "  ".join(f"{name} {value:.4g}" for name, value in shown.items())
         # a bar makes room for lines that are printed above it
@@ -260,6 +267,11 @@ def make_trainer(steps: Steps, run: Run, config: Config) -> Trainer:
     running, learning = config.running, config.learning
     if not steps.automatic_optimization and running.devices * running.nodes > 1:
         raise ValueError("--devices and --nodes must be 1 where two parts of a model learn in turns")
+    processes, fsdp = running.devices * running.nodes, running.strategy == "fsdp"
+    if fsdp and (steps.model.whole or not steps.model.learns or not steps.automatic_optimization):
+        raise ValueError("--strategy must not be fsdp for a model that does not learn by steps of one optimizer")
+    if run.last.is_dir() and not fsdp:
+        raise ValueError(f"--strategy must be fsdp, which has written {run.last}; --devices may be any number")
     if run.last.exists():
         check_checkpoint(steps, run.last)
     # after all other callbacks: the checkpoint of an epoch has its record
@@ -272,13 +284,13 @@ def make_trainer(steps: Steps, run: Run, config: Config) -> Trainer:
                 accelerator=running.accelerator,
                 devices=running.devices,
                 num_nodes=running.nodes,
-                strategy=running.strategy,
+                strategy=FullySharded(processes) if fsdp else running.strategy,
                 precision=running.precision,  # type: ignore[arg-type]
                 max_epochs=running.epochs if steps.model.learns else 1,
                 # parts that learn in turns are clipped each by itself
                 gradient_clip_val=(learning.clip or None) if steps.automatic_optimization else None,
                 callbacks=[*callbacks, Bar() if terminal else Lines()],
-                plugins=[Checkpoints()],
+                plugins=[] if fsdp else [Checkpoints()],
                 logger=TensorBoardLogger(run.path, name=None, version=run.tensorboard.name),
                 enable_progress_bar=terminal,
                 enable_model_summary=False,

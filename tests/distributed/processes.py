@@ -51,6 +51,9 @@ class Processes:
 
 def _serve(rank, size, port, pipe):
     os.environ["OMP_NUM_THREADS"] = "1"
+    # Accelerate, Lightning and Transformers read these, and take the group that is there
+    told = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": size, "LOCAL_WORLD_SIZE": size, "MASTER_PORT": port}
+    os.environ.update({name: str(value) for name, value in told.items()}, MASTER_ADDR="127.0.0.1")
     torch.set_num_threads(1)
     store = dist.TCPStore("127.0.0.1", port, size, is_master=rank == 0, timeout=timedelta(seconds=900))
     dist.init_process_group("gloo", store=store, rank=rank, world_size=size, timeout=timedelta(seconds=900))

@@ -4,6 +4,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.autograd import Function
 from transformers import LogitsProcessor, PreTrainedModel
 
 from polymax import _check
@@ -18,6 +19,19 @@ class _Labels(NamedTuple):
 
     labels: Tensor
     reduction: str
+
+
+class _NoLogits(Function):
+    """An empty tensor in the place of logits; DDP, which looks for unused parameters, finds these in its graph."""
+
+    @staticmethod
+    def forward(ctx: Any, states: Tensor, *parameters: Tensor) -> Tensor:
+        ctx.count = 1 + len(parameters)
+        return states.new_empty((*states.shape[:-1], 0))
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> tuple[None, ...]:
+        return (None,) * ctx.count
 
 
 class EntmaxLoss:
@@ -74,6 +88,10 @@ class EntmaxLoss:
         reduction = "mean" if num_items_in_batch is None else "sum"
         # not a function beside the layer: fully_shard gathers the weight in hooks of the layer's call
         total = self.head(states, _Labels(labels.to(states.device), reduction))
+        logits = getattr(outputs, "logits", None)
+        if isinstance(logits, Tensor) and logits.numel() == 0 and logits.requires_grad:
+            # 0, by way of the outputs of the model: hooks on them begin the backward pass of fully_shard
+            total = total + logits.sum()
         if num_items_in_batch is None:
             return total
         items = num_items_in_batch.to(total.device) if isinstance(num_items_in_batch, Tensor) else num_items_in_batch
@@ -96,9 +114,7 @@ class EntmaxLoss:
             return self._layer(states)
         if is_sharded(self.head.weight):
             return states[..., :0]
-        # it depends on the weight: DDP looks in the graph of the outputs for parameters that are used
-        bias = self.head.bias
-        return nn.functional.linear(states, self.head.weight[:0], None if bias is None else bias[:0])
+        return _NoLogits.apply(states, *self.head.parameters(recurse=False))
 
     def _loss(self, states: Tensor, labels: "_Labels") -> Tensor:
         weight, bias, target = self.head.weight, self.head.bias, labels.labels
@@ -119,8 +135,8 @@ class EntmaxLoss:
         """Refuse a weight that fully_shard has not gathered for the call of the last layer."""
         if not self._by_words:
             raise RuntimeError(
-                "the weight of the last layer is sharded while the loss is computed: give the layer, or the module "
-                "whose embedding it shares, to fully_shard with reshard_after_forward=False"
+                "the weight of the last layer is sharded while the loss is computed: give the layer itself to "
+                "fully_shard, or reshard_after_forward=False to the module that it is sharded with"
             )
 
     @torch.no_grad()
