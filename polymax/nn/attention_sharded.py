@@ -80,5 +80,3 @@ def _check_shared_keys(place: Placed, query: Tensor, key: Tensor) -> None:
                 f"heads must be divisible by the {ways} processes of mesh dim {m} that share them; got "
                 f"{query.shape[-3]} heads of query and {own} of key"
             )
-
-

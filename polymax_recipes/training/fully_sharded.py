@@ -12,9 +12,10 @@ from typing import Any
 
 import torch
 from lightning.pytorch.strategies import ModelParallelStrategy
-from torch import nn
+from torch import Tensor, nn
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
 from torch.distributed.fsdp import FSDPModule, fully_shard, register_fsdp_forward_method
+from torch.nn.utils.parametrize import register_parametrization
 
 from polymax_recipes.outputs import part_of
 
@@ -45,9 +46,25 @@ class FullySharded(ModelParallelStrategy):
         self.barrier()
 
 
+class Scalar(nn.Module):
+    """A number that is stored as a tensor of one entry."""
+
+    def forward(self, stored: Tensor) -> Tensor:
+        return stored.reshape(())
+
+    def right_inverse(self, number: Tensor) -> Tensor:
+        """Return the tensor that is stored for a number."""
+        return number.reshape(1)
+
+
 def shard(model: nn.Module, mesh: Any) -> None:
     """Shard the parameters of a recipe's model, whose `loss` gathers them."""
     if not isinstance(model, FSDPModule):
+        for module in list(model.modules()):
+            for name, p in list(module.named_parameters(recurse=False)):
+                if p.dim() == 0:
+                    # fully_shard takes no parameter without a dim
+                    register_parametrization(module, name, Scalar())
         fully_shard(model, mesh=mesh)
         register_fsdp_forward_method(model, "loss")
 
@@ -69,7 +86,15 @@ def weights_of(model: nn.Module) -> dict[str, Any]:
     """Return the whole tensors of a model, in the first process; every process calls it."""
     if not isinstance(model, FSDPModule):
         return model.state_dict()
-    return get_model_state_dict(model, options=StateDictOptions(full_state_dict=True, cpu_offload=True))
+    found = get_model_state_dict(model, options=StateDictOptions(full_state_dict=True, cpu_offload=True))
+    return dict(_plain(name, t) for name, t in found.items())
+
+
+def _plain(name: str, t: Any) -> tuple[str, Any]:
+    """The name and the tensor of a parameter as they are without sharding."""
+    if not name.endswith(".original"):
+        return name, t
+    return name.removesuffix(".original").replace("parametrizations.", ""), t.reshape(())
 
 
 def metadata(checkpoint: Path) -> dict[str, Any]:
