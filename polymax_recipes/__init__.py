@@ -7,6 +7,7 @@ trained.results(["Anna sings in Rome."])
 
 from polymax_recipes import tasks as tasks
 from polymax_recipes.api import train as train
+from polymax_recipes.training.predictor import predictor as predictor
 from polymax_recipes.training.run import load as load
 from polymax_recipes.training.task import Trained as Trained
 from polymax_recipes.training.task import register as register

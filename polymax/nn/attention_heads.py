@@ -33,7 +33,7 @@ def cut_to_heads(mapping: Any, heads: int, cut: Cut) -> Any:
 
 
 def part_of_heads(mapping: Any, heads: int, first: int, count: int, each: Callable[[Tensor], Tensor]) -> Any:
-    """Return a mapping with the parameters of the heads first .. first + count - 1; `each` is applied before the cut."""
+    """Return a mapping with the parameters of `count` heads from `first` on; `each` is applied before the cut."""
 
     def cut(t: Tensor, dim: int | None) -> Tensor:
         return each(t) if dim is None else each(t).narrow(dim, first, count)

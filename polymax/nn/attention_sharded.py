@@ -3,7 +3,6 @@
 from collections.abc import Callable
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from polymax.nn.attention_heads import cut_to_heads

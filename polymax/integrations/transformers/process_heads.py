@@ -45,7 +45,7 @@ def of_process(module: nn.Module, heads: int, given: PerHead) -> PerHead:
     if all(count in (None, 1, heads) for count in counts) and not (tensor_parallel and own == 1):
         return given._replace(sinks=sinks)
     whole = max(count for count in counts if count is not None)
-    if found is None or heads * found.ways != whole and whole != 1:
+    if found is None or (heads * found.ways != whole and whole != 1):
         ways = "is not shared by processes" if found is None else f"is shared by {found.ways} processes"
         raise ValueError(
             f"{type(module).__name__} has a query of {heads} heads, and parameters for {whole} heads; it {ways} that "
