@@ -22,16 +22,38 @@ from polymax.sharding.placements import (
 )
 
 
-def reduced(place: Placed, losses: Tensor, reduction: str, weight: Tensor | None = None) -> Tensor:
-    """The loss of all processes from this process's losses (*batch,); the mean is weighted by `weight` (*batch,)."""
+def reduced(
+    place: Placed, losses: Tensor, reduction: str, weight: Tensor | None = None, error: Exception | None = None
+) -> Tensor:
+    """The loss of all processes from this process's losses (*batch,); the mean is weighted by `weight` (*batch,).
+
+    Each process says whether it has an error of its own in the collective that adds losses up: none is left waiting.
+    """
     if reduction == "none":
+        if error is not None:
+            raise error
         return place.whole(losses)
-    total = place.total(losses.sum())
-    if reduction == "sum":
-        return total
-    if weight is None:
-        return total / place.batch.numel()
-    return total / place.total(weight.sum())
+    total = losses.sum()
+    weights = torch.zeros_like(total) if weight is None else weight.sum().to(total.dtype)
+    failed = torch.full_like(total, float(error is not None))
+    found = place.total(torch.stack([total, weights, failed]))
+    sums = found.to_local()
+    if error is not None:
+        raise error
+    if _check.readable(sums) and bool(sums[2].detach() > 0):
+        raise RuntimeError("another process has an error in its part of the loss: its own message says what is wrong")
+    value = sums[0]
+    if reduction == "mean":
+        value = value / (place.batch.numel() if weight is None else sums[1])
+    return place.replicated(value)
+
+
+def _or_error(compute: Callable[[], Tensor], like: Tensor) -> tuple[Tensor, Exception | None]:
+    """The losses of this process and None, or zeros of the dtype of `like` and the error of a wrong argument."""
+    try:
+        return compute(), None
+    except (ValueError, TypeError, IndexError, RuntimeError) as error:
+        return like.new_zeros(1), error
 
 
 def of_structures(
@@ -42,11 +64,9 @@ def of_structures(
     place = placed(arguments)
     batch = len(place.batch)
     parts = tuple(place.local(a) for a in arguments)
-    return reduced(
-        place,
-        local(of_process(smooth, place), parts, _target(y, place, batch), _costs(cost, arguments, place)),
-        reduction,
-    )
+    target, costs = _target(y, place, batch), _costs(cost, arguments, place)
+    losses, error = _or_error(lambda: local(of_process(smooth, place), parts, target, costs), parts[0])
+    return reduced(place, losses, reduction, error=error)
 
 
 def _target(y: Any, place: Placed, batch: int) -> Any:
@@ -113,9 +133,11 @@ def of_classes(
     margin = rest.pop(0) if cost is not None else None
     classes = rest.pop(0) if weight is not None else None
     options = {"weight": classes, "ignore_index": ignore_index, "label_smoothing": label_smoothing}
-    losses = local(of_process(smooth, place), rows, target, margin, "none", dim=-1, **options)
-    if distribution:
-        return reduced(place, losses, reduction)
+    losses, error = _or_error(
+        lambda: local(of_process(smooth, place), rows, target, margin, "none", dim=-1, **options), rows
+    )
+    if distribution or error is not None:
+        return reduced(place, losses, reduction, error=error)
     valid = target != ignore_index
     counted = torch.ones_like(losses) if classes is None else classes.to(losses.dtype)[torch.where(valid, target, 0)]
     return reduced(place, losses, reduction, torch.where(valid, counted, 0))
@@ -139,8 +161,14 @@ def of_words(
     rows = split.hidden.reshape(-1, hidden.shape[-1])
     valid = y != ignore_index
     wrong = valid & ((y < 0) | (y >= len(weight)))
-    if _check.readable(y) and bool(wrong.any()):
-        raise ValueError(f"target must hold words in [0, {len(weight)}) or ignore_index; got {int(y[wrong][0])}")
+    if _check.readable(y):
+        bad = bool(wrong.any())
+        # before the collectives of the loss, in which others would wait for this process
+        others = bool(collectives.max_over(torch.tensor(float(bad), device=y.device), split.place.groups()))
+        if bad:
+            raise ValueError(f"target must hold words in [0, {len(weight)}) or ignore_index; got {int(y[wrong][0])}")
+        if others:
+            raise RuntimeError("another process has an error in its targets: its own message says what is wrong")
     mine = valid & (y >= split.first) & (y < split.first + len(split.weight))
     at = torch.where(valid, torch.where(mine, y - split.first, 0), -1)
     classes = split.class_weights

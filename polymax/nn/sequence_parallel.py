@@ -1,5 +1,6 @@
 """Attention of a sequence whose parts are on several processes."""
 
+from hashlib import sha256
 from typing import Any
 
 import torch
@@ -54,15 +55,14 @@ def sequence_parallel_attention(
         >>> # in each process: x is the whole sequence, of which every process keeps a part
         >>> # out = pm.distributed.sequence_parallel_attention(q, k, v, is_causal=True, mapping=pm.entmax)
     """
-    _check_parts(query, key, value)
     rank = dist.get_rank(group)
-    queries, keys = sizes_of((query.shape[-2], key.shape[-2]), query.device, group)
-    if is_causal and keys != queries:
-        raise ValueError(f"is_causal takes as many keys as queries on each process; got {keys} keys, {queries} queries")
-    key, value = _gathered(key, value, keys, group)
     options: dict[str, Any] = {
         "scale": scale, "enable_gqa": enable_gqa, "mapping": mapping, "softcap": softcap, "sinks": sinks,
     }  # fmt: skip
+    queries, keys = _agreed_sizes(query, key, value, group, (is_causal, window, balanced, scale, enable_gqa, softcap))
+    if is_causal and keys != queries:
+        raise ValueError(f"is_causal takes as many keys as queries on each process; got {keys} keys, {queries} queries")
+    key, value = _gathered(key, value, keys, group)
     if not balanced:
         offset = sum(queries[:rank])
         return scaled_dot_product_attention(
@@ -167,6 +167,38 @@ def _check_parts(query: Tensor, key: Tensor, value: Tensor) -> None:
             raise ValueError(f"{name} must be (*batch, tokens of this process, dim); got {came}")
     if key.shape[-2] != value.shape[-2]:
         raise ValueError(f"key and value must have as many tokens; got {key.shape[-2]} and {value.shape[-2]}")
+
+
+def _agreed_sizes(
+    query: Tensor, key: Tensor, value: Tensor, group: Any, options: tuple[Any, ...]
+) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """The numbers of queries and keys of all processes; every process raises if one has other arguments, or wrong ones.
+
+    A process that raised by itself would leave the others waiting in the next collective.
+    """
+    error: Exception | None = None
+    numbers = (0, 0, 0, 0)
+    try:
+        _check_parts(query, key, value)
+        kinds = [(*t.shape[:-2], t.shape[-1], str(t.dtype)) for t in (query, key, value)]
+        # the same text has the same number on all processes
+        kind = int.from_bytes(sha256(repr((kinds, options)).encode()).digest()[:7], "big")
+        numbers = (1, kind, query.shape[-2], key.shape[-2])
+    except ValueError as wrong:
+        error = wrong
+    device = query.device if isinstance(query, Tensor) else torch.device("cpu")
+    valid, kinds_of_all, queries, keys = sizes_of(numbers, device, group)
+    if error is not None:
+        raise error
+    if not all(valid):
+        raise RuntimeError(f"process {valid.index(0)} of the group has wrong arguments: its own message says which")
+    if len(set(kinds_of_all)) > 1:
+        other = next(r for r, kind in enumerate(kinds_of_all) if kind != kinds_of_all[0])
+        raise ValueError(
+            "all processes must have the same heads, dims, dtypes and options, and parts that differ in tokens alone; "
+            f"those of process {other} of the group are not those of process 0"
+        )
+    return queries, keys
 
 
 def _gathered(key: Tensor, value: Tensor, sizes: tuple[int, ...], group: Any) -> tuple[Tensor, Tensor]:

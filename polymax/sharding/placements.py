@@ -109,6 +109,12 @@ class Placed:
         stride = torch.empty(shape, device="meta").stride()
         return DTensor.from_local(t.contiguous(), self.mesh, places, run_check=False, shape=shape, stride=stride)
 
+    def replicated(self, t: Tensor) -> Tensor:
+        """The DTensor of t, which all processes have."""
+        from torch.distributed.tensor import DTensor, Replicate
+
+        return DTensor.from_local(t, self.mesh, [Replicate()] * self.mesh.ndim, run_check=False)
+
     def total(self, t: Tensor) -> Tensor:
         """The replicated DTensor of the sum of t over the processes that share the batch."""
         from torch.distributed.tensor import DTensor, Partial, Replicate

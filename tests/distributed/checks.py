@@ -493,6 +493,38 @@ def errors():
     return said
 
 
+def lonely_errors():
+    """What each process says if one alone has a wrong value, or other arguments than the others."""
+    mesh, rank, size = mesh_of(4), dist.get_rank(), dist.get_world_size()
+    x, h, w = torch.randn(8, 6), torch.randn(8, 5), torch.randn(9, 5)
+    u, t = torch.randn(8, 5, 3), torch.randn(3, 3)
+    wrong = torch.zeros(8, dtype=torch.long)
+    wrong[-1] = 70
+    tags = torch.zeros(8, 5, dtype=torch.long)
+    tags[-1, 2] = 70
+    rows, whole = [Shard(0)], [Replicate()]
+    q = torch.randn(1, 2 if rank == size - 1 else 4, 3, 8)
+    flat = q if rank else torch.randn(8)
+    sequence = pm.distributed.sequence_parallel_attention
+    calls = {
+        "classes": lambda: pm.entmax_loss(placed(x, mesh, rows), placed(wrong, mesh, rows)),
+        "words": lambda: pm.linear_entmax_loss(placed(h, mesh, rows), placed(w, mesh, rows), placed(wrong, mesh, rows)),
+        "tags": lambda: pm.crf_loss(
+            pm.Chain(), (placed(u, mesh, rows), placed(t, mesh, whole)), placed(tags, mesh, rows), reduction="sum"
+        ),
+        "heads": lambda: sequence(q, q, q),
+        "dims": lambda: sequence(flat, flat, flat),
+    }
+    said = {}
+    for name, call in calls.items():
+        try:
+            call()
+            said[name] = "no error"
+        except (TypeError, ValueError, RuntimeError, IndexError) as error:
+            said[name] = f"{type(error).__name__}: {error}"
+    return said
+
+
 def partial_sums():
     """A partial DTensor is added up before anything else."""
     from torch.distributed.tensor import DTensor, Partial

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.distributed import checks, modules
+from tests.distributed import checks, communication, modules
 from tests.distributed.processes import Processes
 
 
@@ -50,6 +50,10 @@ def test_mapping_of_a_sharded_row_takes_two_collectives(four):
     assert four.run(checks.row_collectives) == [expected] * 4
 
 
+def test_the_table_of_the_page_is_what_is_communicated(four):
+    assert four.run(communication.table) == [[]] * 4
+
+
 def test_all_processes_have_the_same_bits(four):
     assert len(set(four.run(checks.same_bits))) == 1
 
@@ -76,3 +80,22 @@ def test_errors_name_what_is_wrong(four):
     for name, (kind, sentence) in expected.items():
         assert said[name].startswith(f"{kind}: "), f"{name}: {said[name]}"
         assert sentence in said[name], f"{name}: {said[name]}"
+
+
+def test_an_error_of_one_process_is_raised_by_all(four):
+    found = four.run(checks.lonely_errors)
+    for name, sentence in {
+        "classes": "must hold",
+        "words": "target must hold words in [0, 9) or ignore_index; got 70",
+        "tags": "70",
+    }.items():
+        *others, last = [said[name] for said in found]
+        assert sentence in last, name
+        if name == "words":
+            # processes with different words have the same rows
+            assert all(sentence in said for said in others)
+        else:
+            assert all("another process has an error" in said for said in others), f"{name}: {others}"
+    assert all("heads, dims, dtypes and options" in said["heads"] for said in found)
+    assert "query must be (*batch, tokens of this process, dim); got (8,)" in found[0]["dims"]
+    assert all("process 0 of the group has wrong arguments" in said["dims"] for said in found[1:])

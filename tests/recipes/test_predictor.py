@@ -134,7 +134,9 @@ def test_ray_data(run, tags):
     assert [list(row["tags"]) for row in sorted(found, key=lambda row: row["id"])] == tags
 
 
-def test_spark(run, tags):
+def test_spark(run, tags, monkeypatch):
+    # the Python of workers
+    monkeypatch.setenv("PYSPARK_PYTHON", sys.executable)
     sql = pytest.importorskip("pyspark.sql", reason="pyspark is not installed")
     spark = sql.SparkSession.builder.master("local[1]").config("spark.ui.enabled", "false").getOrCreate()
     try:
