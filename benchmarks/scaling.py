@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 RECORDS = Path(__file__).parent / "results" / "h200"
+LOSS = "linear_loss/2026-11-16-recorded-37c431d.json"
+ATTENTION = "attention/2026-11-18-recorded-495a366.json"
 # GPUs that NVLink connects
 NODE = 8
 # bytes a second of a GPU in one direction: NVLink of an H200, and InfiniBand NDR with one adapter for each GPU
@@ -31,13 +33,12 @@ class Cost(NamedTuple):
         return self.computing + self.communicating
 
 
-def recorded(suite: str, case: str, shape: list[int], competitor: str = "polymax") -> float:
-    """Return the seconds, forward and backward, of the newest record of a case on one H200."""
-    newest = max((RECORDS / suite).glob("*.json"), key=lambda file: json.loads(file.read_text())["runs"][0]["recorded"])
-    for row in json.loads(newest.read_text(encoding="utf-8"))["runs"][0]["rows"]:
-        if (row["case"], row["shape"], row["competitor"]) == (case, shape, competitor):
+def recorded(file: str, case: str, shape: list[int]) -> float:
+    """Return the seconds, forward and backward, of polymax in a record of one H200."""
+    for row in json.loads((RECORDS / file).read_text(encoding="utf-8"))["runs"][0]["rows"]:
+        if (row["case"], row["shape"], row["competitor"]) == (case, shape, "polymax"):
             return row["eager_us"] * 1e-6
-    raise ValueError(f"{newest} has no row of {competitor} for {case} {shape}")
+    raise ValueError(f"{file} has no row of polymax for {case} {shape}")
 
 
 def ring(gpus: int, received: float) -> float:
@@ -60,7 +61,7 @@ def all_gather(gpus: int, part: float) -> float:
 def vocabulary_loss(gpus: int) -> Cost:
     """The entmax loss of 4,096 states of 4,096 dims over 128,256 words in bfloat16, words on all GPUs."""
     n, d, words = 4096, 4096, 128256
-    alone = recorded("linear_loss", "entmax 1.5, deviation 1", [n, d, words])
+    alone = recorded(LOSS, "entmax 1.5, deviation 1", [n, d, words])
     told = all_reduce(gpus, 4 * n * 4) + all_gather(gpus, 67 * n * 4) + all_reduce(gpus, n * d * 2)
     return Cost(gpus, alone / gpus * 1e3, told * 1e3)
 
@@ -68,8 +69,8 @@ def vocabulary_loss(gpus: int) -> Cost:
 def data_parallel_loss(gpus: int) -> Cost:
     """That loss with words on the 8 GPUs of a node, whose states differ from those of other nodes.
 
-    Each node has 4,096 states. The gradient of the weight, which all nodes add up, is that of a training by data anyway,
-    and is left out.
+    Each node has 4,096 states. The gradient of the weight, which all nodes add up, is that of any training by data, and
+    is left out.
     """
     return vocabulary_loss(min(gpus, NODE))
 
@@ -80,7 +81,7 @@ def sequence_attention(gpus: int, tokens: int) -> Cost:
     More than 65,536 tokens take a time that grows with their square.
     """
     heads, channels, measured = 16, 64, 65536
-    alone = recorded("attention", "gaussian scores", [heads, measured, channels]) * (tokens / measured) ** 2
+    alone = recorded(ATTENTION, "gaussian scores", [heads, measured, channels]) * (tokens / measured) ** 2
     part = 2 * heads * tokens / gpus * channels * 2
     return Cost(gpus, alone / gpus * 1e3, (all_gather(gpus, 16) + 2 * all_gather(gpus, part)) * 1e3)
 

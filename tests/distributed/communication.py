@@ -74,8 +74,8 @@ def _batches(size):
     """No communication where the batch is sharded; shared scores, and reductions."""
     mesh, b = mesh_of(size), 8
     x = placed(torch.randn(8, 9, dtype=torch.float64), mesh, [Shard(0)], True)
-    said, y = _said("a mapping", lambda: pm.entmax(x), [])
-    said += _said("its gradient", lambda: y.sum(-1).to_local().sum().backward(), [])[0]
+    said, mapped = _said("a mapping", lambda: pm.entmax(x), [])
+    said += _said("its gradient", lambda: mapped.sum(-1).to_local().sum().backward(), [])[0]
     u = placed(torch.randn(8, 6, 4, dtype=torch.float64), mesh, [Shard(0)], True)
     t = placed(torch.randn(4, 4, dtype=torch.float64), mesh, [Replicate()], True)
     tags = placed(torch.randint(4, (8, 6)), mesh, [Shard(0)])
@@ -112,19 +112,22 @@ def _rows(size):
 
 def _words(size):
     """The loss of a last layer sharded by words, and the gradient of hidden."""
-    n, d, said = 32, 16, []
+    said = []
     for dtype, b, wide in ((torch.float64, 8, 8), (torch.float32, 4, 4), (torch.bfloat16, 2, 4)):
         for alpha, width in ((1.5, 67), (1.0, 3)):
-            h = placed((torch.randn(n, d) * 3).to(dtype), mesh_of(size), [Replicate()], True)
-            w = placed(torch.randn(900, d).to(dtype), mesh_of(size), [Shard(0)], True)
-            y = placed(torch.randint(900, (n,)), mesh_of(size), [Replicate()])
-            expected = [("all-reduce", 4 * n * wide), ("all-gather", width * n * wide)]
-            more, loss = _said(
-                f"words {alpha} {dtype}", lambda: pm.linear_entmax_loss(h, w, y, alpha=alpha, reduction="sum"), expected
-            )
-            said += more
-            said += _said(f"its gradient {dtype}", lambda: loss.backward(), [("all-reduce", n * d * b)])[0]
+            said += _word_loss(size, dtype, alpha, b, wide, width)
     return said
+
+
+def _word_loss(size, dtype, alpha, b, wide, width):
+    n, d = 32, 16
+    h = placed((torch.randn(n, d) * 3).to(dtype), mesh_of(size), [Replicate()], True)
+    w = placed(torch.randn(900, d).to(dtype), mesh_of(size), [Shard(0)], True)
+    y = placed(torch.randint(900, (n,)), mesh_of(size), [Replicate()])
+    expected = [("all-reduce", 4 * n * wide), ("all-gather", width * n * wide)]
+    call = pm.linear_entmax_loss
+    said, loss = _said(f"words {alpha} {dtype}", lambda: call(h, w, y, alpha=alpha, reduction="sum"), expected)
+    return said + _said(f"its gradient {dtype}", lambda: loss.backward(), [("all-reduce", n * d * b)])[0]
 
 
 def _attention(size):
