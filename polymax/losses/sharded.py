@@ -36,7 +36,7 @@ def reduced(
     total = losses.sum()
     weights = torch.zeros_like(total) if weight is None else weight.sum().to(total.dtype)
     failed = torch.full_like(total, float(error is not None))
-    found = place.total(torch.stack([total, weights, failed]))
+    found: Sharded = place.total(torch.stack([total, weights, failed]))
     sums = found.to_local()
     if error is not None:
         raise error

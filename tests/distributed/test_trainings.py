@@ -28,3 +28,14 @@ def test_losses_are_those_of_one_process(two, training):
     if package is not None:
         pytest.importorskip(package, reason=f"{package} is not installed")
     assert two.run(training) == [[]] * 2
+
+
+def test_a_plan_of_transformers_keeps_each_heads_alpha(two, tmp_path):
+    pytest.importorskip("transformers", reason="transformers is not installed")
+    assert two.run(trainings.tensor_parallel_model, str(tmp_path)) == [[]] * 2
+
+
+# the last one: DeepSpeed replaces the attention of the processes
+def test_exchanges_over_heads(two):
+    pytest.importorskip("deepspeed", reason="deepspeed is not installed")
+    assert two.run(trainings.exchanged_heads) == [[]] * 2

@@ -304,3 +304,80 @@ def sharded_heads():
         if "is sharded while the loss is computed" not in str(error):
             said.append(f"another error: {error}")
     return said
+
+
+def tensor_parallel_model(folder):
+    """A model of Transformers that `tp_plan` divides: logits, the loss of words, and gradients of each head's alpha."""
+    import transformers
+
+    from polymax.integrations.transformers import EntmaxLoss, load, use
+
+    whole = language_model()
+    for name, p in whole.named_parameters():
+        if "polymax" in name:
+            nn.init.normal_(p)
+    if dist.get_rank() == 0:
+        whole.save_pretrained(folder)
+    dist.barrier()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        split = load(folder, transformers.AutoModelForCausalLM, tp_plan="auto").train()
+        plain = transformers.AutoModelForCausalLM.from_pretrained(folder, tp_plan="auto", attn_implementation="sdpa")
+    said, batch, slopes = [], batches()[0], []
+    for module in (whole, split):
+        module.zero_grad()
+        loss = EntmaxLoss(module)
+        value = loss(module(batch), batch)
+        value.backward()
+        loss.remove()
+        logits = module(batch, labels=batch)
+        found = {name: p.grad for name, p in module.named_parameters()}
+        full = {name: g.full_tensor() if hasattr(g, "full_tensor") else g for name, g in found.items()}
+        slopes.append({"loss": value.detach(), "logits": logits.logits.detach(), **full})
+    for name, expected in slopes[0].items():
+        if not torch.allclose(slopes[1][name], expected, rtol=1e-4, atol=1e-5):
+            said.append(f"{name} differs by {float((slopes[1][name] - expected).abs().max()):.1e}")
+    use(plain, "polymax_adaptive_entmax")
+    made = {tuple(p.shape) for name, p in plain.named_parameters() if "polymax" in name}
+    return said if made == {(4,)} else [*said, f"alphas of {made}, not of all four heads"]
+
+
+def exchanged_heads():
+    """DeepSpeed's exchanges over heads: alphas of the process's heads, and documents that do not see each other."""
+    import sys
+
+    import deepspeed
+    from deepspeed.runtime.sequence_parallel.ulysses_sp import UlyssesSPAttentionHF
+
+    # otherwise it compiles an operator that nothing here uses
+    sys.modules["deepspeed.comm.torch"].build_shm_op = lambda: None
+    deepspeed.comm.init_distributed("gloo")
+    module = language_model()
+    for name, p in module.named_parameters():
+        if "polymax" in name:
+            nn.init.normal_(p)
+    ids = torch.randint(3, WORDS, (2, 8))
+    again = torch.tensor([[0, 1, 2, 0, 1, 2, 3, 4], [0, 1, 2, 3, 4, 5, 0, 1]])
+    cases = {"whole rows": torch.arange(8).expand(2, 8).clone(), "documents": again}
+    expected = {name: _logits(module, ids, positions) for name, positions in cases.items()}
+    UlyssesSPAttentionHF.register_with_transformers(
+        module, "polymax_adaptive_entmax", dist.get_world_size(), micro_batch_size=len(ids)
+    )
+    own, said = slice(dist.get_rank() * 4, dist.get_rank() * 4 + 4), []
+    for name, positions in cases.items():
+        logits, slopes = _logits(module, ids[:, own], positions[:, own])
+        if not torch.allclose(logits, expected[name][0][:, own], atol=1e-5):
+            said.append(f"{name}: other logits")
+        for key, g in slopes.items():
+            # all processes add their gradients up, as trainers do
+            dist.all_reduce(g)
+            if not torch.allclose(g, expected[name][1][key], rtol=1e-3, atol=1e-4):
+                said.append(f"{name}: gradient of {key}")
+    return said
+
+
+def _logits(module, ids, positions):
+    module.zero_grad()
+    logits = module(ids, position_ids=positions).logits
+    logits.square().sum().backward()
+    return logits.detach(), {name: p.grad.clone() for name, p in module.named_parameters()}

@@ -117,7 +117,8 @@ class EntmaxLoss:
         return _NoLogits.apply(states, *self.head.parameters(recurse=False))
 
     def _loss(self, states: Tensor, labels: "_Labels") -> Tensor:
-        weight, bias, target = self.head.weight, self.head.bias, labels.labels
+        weight: Any = self.head.weight
+        bias, target = self.head.bias, labels.labels
         lower = self._lower or weight.dtype
         # sums over a batch are kept in float32, products are those of the layer
         mixed = lower if lower in (torch.float16, torch.bfloat16) else None

@@ -68,12 +68,15 @@ def sharing(module: nn.Module) -> Sharing | None:
     if mesh is not None and mesh.size() > 1:
         return Sharing(mesh.get_local_rank(), mesh.size(), mesh.get_group())
     # a package that is not imported divides nothing
-    groups = sys.modules.get("deepspeed.utils.groups")
-    ulysses = sys.modules.get("deepspeed.runtime.sequence_parallel.ulysses_sp")
-    if groups is None or ulysses is None or not groups.mpu_is_set():
+    exchanges = sys.modules.get("deepspeed.runtime.sequence_parallel.parallel_state_sp")
+    if exchanges is None:
         return None
-    ways = groups._get_sequence_parallel_world_size()
-    return Sharing(groups._get_sequence_parallel_rank(), ways, None) if ways > 1 else None
+    try:
+        rank, ways = exchanges.get_sequence_parallel_rank(), exchanges.get_sequence_parallel_world_size()
+    except AssertionError:
+        # no groups of sequence parallelism were made
+        return None
+    return Sharing(rank, ways, None) if ways > 1 else None
 
 
 def _mesh_of(module: nn.Module) -> Any:
