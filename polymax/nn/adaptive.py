@@ -46,7 +46,7 @@ class AdaptiveEntmax(nn.Module):
         if x.dim() > 2 and self.num_heads not in (1, x.shape[-3]):
             raise ValueError(
                 f"scores must have the {self.num_heads} heads of AdaptiveEntmax in dim -3; got {tuple(x.shape)}. "
-                "Tensor parallelism, which gives each process a part of the heads, does not divide learned mappings"
+                "pm.distributed.attention_plan divides heads and their alpha over processes"
             )
         return entmax(x, self.alpha[:, None, None], dim, mask)
 

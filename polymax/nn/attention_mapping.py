@@ -56,8 +56,8 @@ def check_heads(mapping: Any, heads: int, owner: str) -> None:
         return
     raise ValueError(
         f"mapping must have parameters for the {heads} heads of {owner}; got {type(mapping).__name__}(num_heads={own})."
-        " Tensor parallelism, which gives each process a part of the heads, does not divide learned mappings: keep such"
-        " attention whole on each process, or take a mapping without parameters"
+        " Over several processes, pm.distributed.attention_plan and tp_plan of Transformers divide the parameters with"
+        " the heads"
     )
 
 

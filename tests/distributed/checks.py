@@ -4,6 +4,7 @@ A function returns what differs, as a list of sentences: an empty list is a good
 no process leaves the others waiting.
 """
 
+import math
 from functools import partial
 
 import torch
@@ -23,9 +24,11 @@ _MESHES = {}
 
 
 def mesh_of(*shape):
-    """A mesh of this shape, made once in each process."""
+    """A mesh of this shape, made once in each process; two processes have (2,) and (1, 2) in place of 4 and 2 x 2."""
     if shape not in _MESHES:
-        _MESHES[shape] = init_device_mesh("cpu", shape)
+        size = dist.get_world_size()
+        found = shape if math.prod(shape) == size else (1,) * (len(shape) - 1) + (size,)
+        _MESHES[shape] = init_device_mesh(torch.get_default_device().type, found)
     return _MESHES[shape]
 
 
@@ -385,7 +388,7 @@ def same_bits():
     h, w = torch.randn(32, 16) * 3, torch.randn(900, 16)
     y = placed(torch.randint(900, (32,)), mesh, [Replicate()])
     loss = pm.linear_entmax_loss(placed(h, mesh, [Replicate()]), placed(w, mesh, [Shard(0)]), y, reduction="none")
-    return loss.to_local().numpy().tobytes()
+    return loss.to_local().cpu().numpy().tobytes()
 
 
 def attention():
@@ -420,7 +423,8 @@ def attention():
                 for a, b in zip((found, *given), (out, *slopes), strict=True):
                     if not torch.allclose(a, part(b), rtol=EXACT, atol=EXACT):
                         said.append(f"{n} {mapping} {options} balanced {balanced}")
-                if n == 64 * size and not balanced and not torch.equal(found, part(out)):
+                exact = n == 64 * size and not balanced and not found.is_cuda
+                if exact and not torch.equal(found, part(out)):
                     said.append(f"other bits: {mapping} {options}")
     return said
 

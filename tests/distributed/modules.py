@@ -19,7 +19,7 @@ N, D = 6, 8
 
 def _tokens(seed=0):
     """Tokens of a batch of eight instances of N tokens, with lengths."""
-    draw = torch.Generator().manual_seed(seed)
+    draw = torch.Generator(torch.get_default_device()).manual_seed(seed)
     x = torch.randn(8, N, D, dtype=torch.float64, generator=draw)
     return x, torch.randint(2, N + 1, (8,), generator=draw)
 

@@ -1,4 +1,7 @@
-"""A few processes that stay up for all tests of a module and run functions of it together, with gloo on the CPU."""
+"""A few processes that stay up for all tests of a module and run functions of it together, with gloo.
+
+Tensors are on the CPU, or, with POLYMAX_DISTRIBUTED_DEVICE=cuda, on one GPU that all processes share.
+"""
 
 import os
 import pickle
@@ -11,11 +14,13 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 
+DEVICE = os.environ.get("POLYMAX_DISTRIBUTED_DEVICE", "cpu")
+
 
 class Processes:
     """`size` processes in one group: `run` calls a function on all of them, and returns what each returned."""
 
-    def __init__(self, size):
+    def __init__(self, size, device="cpu"):
         with socket.socket() as s:
             s.bind(("127.0.0.1", 0))
             port = s.getsockname()[1]
@@ -24,7 +29,7 @@ class Processes:
         self.pipes, self.workers = [], []
         for rank in range(size):
             ours, theirs = context.Pipe()
-            worker = context.Process(target=_serve, args=(rank, size, port, theirs), daemon=True)
+            worker = context.Process(target=_serve, args=(rank, size, port, theirs, device), daemon=True)
             worker.start()
             self.pipes.append(ours)
             self.workers.append(worker)
@@ -49,12 +54,13 @@ class Processes:
             worker.terminate()
 
 
-def _serve(rank, size, port, pipe):
+def _serve(rank, size, port, pipe, device):
     os.environ["OMP_NUM_THREADS"] = "1"
     # Accelerate, Lightning and Transformers read these, and take the group that is there
     told = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": size, "LOCAL_WORLD_SIZE": size, "MASTER_PORT": port}
     os.environ.update({name: str(value) for name, value in told.items()}, MASTER_ADDR="127.0.0.1")
     torch.set_num_threads(1)
+    torch.set_default_device(device)
     store = dist.TCPStore("127.0.0.1", port, size, is_master=rank == 0, timeout=timedelta(seconds=900))
     dist.init_process_group("gloo", store=store, rank=rank, world_size=size, timeout=timedelta(seconds=900))
     while True:

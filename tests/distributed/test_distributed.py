@@ -1,14 +1,21 @@
-"""Several processes equal one: values and gradients to 1e-12 in float64, on meshes of 4 and of 2 x 2 processes."""
+"""Several processes equal one: values and gradients to 1e-12 in float64, on meshes of 4 and of 2 x 2 processes.
+
+Two processes that share one GPU, with gloo, run these tests by
+
+    POLYMAX_DISTRIBUTED_DEVICE=cuda python -m pytest -p no:xdist tests/distributed/test_distributed.py
+"""
 
 import pytest
 
-from tests.distributed import checks, communication, modules
-from tests.distributed.processes import Processes
+from tests.distributed import checks, communication, heads, modules
+from tests.distributed.processes import DEVICE, Processes
+
+SIZE = 4 if DEVICE == "cpu" else 2
 
 
 @pytest.fixture(scope="module")
 def four():
-    processes = Processes(4)
+    processes = Processes(SIZE, DEVICE)
     yield processes
     processes.close()
 
@@ -24,15 +31,17 @@ EXACT = [
     checks.loss_dtypes,
     checks.word_losses,
     checks.attention,
+    heads.attention,
+    heads.plans,
     checks.decoding,
     checks.partial_sums,
     modules.gradients,
 ]
 
 
-@pytest.mark.parametrize("check", EXACT, ids=lambda check: check.__name__)
+@pytest.mark.parametrize("check", EXACT, ids=lambda check: f"{check.__module__.rpartition('.')[2]}.{check.__name__}")
 def test_several_processes_equal_one(four, check):
-    assert four.run(check) == [[]] * 4
+    assert four.run(check) == [[]] * SIZE
 
 
 def test_loss_takes_two_collectives(four):
@@ -40,18 +49,18 @@ def test_loss_takes_two_collectives(four):
     expected = {"all_reduce": 1, "all_gather": 1}
     # the larger of largest logit and bound, each with a flag for NaN; then the list of each row in float64
     expected |= {"all_reduce bytes": rows * 2 * 2 * 8, "all_gather bytes": rows * width * 8}
-    assert four.run(checks.word_collectives) == [expected] * 4
+    assert four.run(checks.word_collectives) == [expected] * SIZE
 
 
 def test_mapping_of_a_sharded_row_takes_two_collectives(four):
     rows, width = 10, 64 + 1
     expected = {"all_reduce": 1, "all_gather": 1}
     expected |= {"all_reduce bytes": rows * 2 * 2 * 8, "all_gather bytes": rows * width * 8}
-    assert four.run(checks.row_collectives) == [expected] * 4
+    assert four.run(checks.row_collectives) == [expected] * SIZE
 
 
 def test_the_table_of_the_page_is_what_is_communicated(four):
-    assert four.run(communication.table) == [[]] * 4
+    assert four.run(communication.table) == [[]] * SIZE
 
 
 def test_all_processes_have_the_same_bits(four):
