@@ -142,9 +142,9 @@ def test_names_and_heads_of_mappings():
     with pytest.raises(ValueError, match=r"for the 4 heads of MultiheadAttention; got AdaptiveEntmax\(num_heads=8\)"):
         nn.MultiheadAttention(8, 4, mapping=nn.AdaptiveEntmax(8))
     # a process of a tensor-parallel model has a part of the heads
-    with pytest.raises(ValueError, match=r"for the 2 heads of query .*Tensor parallelism"):
+    with pytest.raises(ValueError, match=r"for the 2 heads of query .*pm.distributed.attention_plan"):
         nn.scaled_dot_product_attention(q, k, v, mapping=nn.AdaptiveEntmax(4))
-    with pytest.raises(ValueError, match=r"scores must have the 4 heads of AdaptiveEntmax .*Tensor parallelism"):
+    with pytest.raises(ValueError, match=r"scores must have the 4 heads of AdaptiveEntmax .*pm.distributed.attention_plan"):
         nn.AdaptiveEntmax(4)(torch.randn(1, 1, 3, 3))
     for sizes in ((8, 3), (0, 1), (8, 0)):
         with pytest.raises(ValueError, match=r"embed_dim must be a positive multiple of num_heads; got"):
