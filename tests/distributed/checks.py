@@ -32,6 +32,11 @@ def mesh_of(*shape):
     return _MESHES[shape]
 
 
+def values_are_checked():
+    """True where the values of a target are read before they are used: on the CPU."""
+    return torch.get_default_device().type == "cpu"
+
+
 def placed(t, mesh, places, derived=False):
     return distribute_tensor(t.detach(), mesh, places).requires_grad_(derived)
 
@@ -487,6 +492,8 @@ def errors():
         "z loss": lambda: pm.linear_entmax_loss(rows, words, y, alpha=1, z_loss=0.1),
         "target of classes": lambda: pm.entmax_loss(split, torch.zeros(4, 5, dtype=torch.long)),
     }
+    if not values_are_checked():
+        del calls["target"]
     said = {}
     for name, call in calls.items():
         try:
@@ -520,7 +527,8 @@ def lonely_errors():
         "dims": lambda: sequence(flat, flat, flat),
     }
     said = {}
-    for name, call in calls.items():
+    for name in calls if values_are_checked() else ("heads", "dims"):
+        call = calls[name]
         try:
             call()
             said[name] = "no error"
@@ -535,5 +543,5 @@ def partial_sums():
 
     mesh = mesh_of(4)
     x = torch.randn(3, 6, dtype=torch.float64)
-    part = DTensor.from_local(x / 4, mesh, [Partial()])
+    part = DTensor.from_local(x / dist.get_world_size(), mesh, [Partial()])
     return differences("partial", [pm.entmax(part), pm.HardMax(pm.Simplex())(part)], [pm.entmax(x), pm.hardmax(x)])

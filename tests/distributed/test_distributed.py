@@ -86,6 +86,9 @@ def test_errors_name_what_is_wrong(four):
         "z loss": ("TypeError", "z_loss and return_normalizer need plain tensors"),
         "target of classes": ("TypeError", "y must be a DTensor"),
     }
+    if DEVICE != "cpu":
+        # values of targets are not read there
+        del expected["target"]
     for name, (kind, sentence) in expected.items():
         assert said[name].startswith(f"{kind}: "), f"{name}: {said[name]}"
         assert sentence in said[name], f"{name}: {said[name]}"
@@ -93,11 +96,12 @@ def test_errors_name_what_is_wrong(four):
 
 def test_an_error_of_one_process_is_raised_by_all(four):
     found = four.run(checks.lonely_errors)
-    for name, sentence in {
+    of_values = {
         "classes": "must hold",
         "words": "target must hold words in [0, 9) or ignore_index; got 70",
         "tags": "70",
-    }.items():
+    }
+    for name, sentence in of_values.items() if DEVICE == "cpu" else ():
         *others, last = [said[name] for said in found]
         assert sentence in last, name
         if name == "words":

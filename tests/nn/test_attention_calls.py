@@ -144,7 +144,9 @@ def test_names_and_heads_of_mappings():
     # a process of a tensor-parallel model has a part of the heads
     with pytest.raises(ValueError, match=r"for the 2 heads of query .*pm.distributed.attention_plan"):
         nn.scaled_dot_product_attention(q, k, v, mapping=nn.AdaptiveEntmax(4))
-    with pytest.raises(ValueError, match=r"scores must have the 4 heads of AdaptiveEntmax .*pm.distributed.attention_plan"):
+    with pytest.raises(
+        ValueError, match=r"scores must have the 4 heads of AdaptiveEntmax .*pm.distributed.attention_plan"
+    ):
         nn.AdaptiveEntmax(4)(torch.randn(1, 1, 3, 3))
     for sizes in ((8, 3), (0, 1), (8, 0)):
         with pytest.raises(ValueError, match=r"embed_dim must be a positive multiple of num_heads; got"):
