@@ -43,6 +43,32 @@ def apply_function(function: type[Function], *args: Any) -> Any:
     return (eager(function).apply if outlived else straight(function))(*args)
 
 
+class Stepwise(Function):
+    """Tensors that depend on other tensors, the first `count` arguments, by steps alone: derivatives in these are 0.
+
+    A gradient that is constant almost everywhere is made a function of the scores in this way: under `create_graph`
+    it can be derived again, and again.
+    """
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(count: int, *tensors: Tensor) -> tuple[Tensor, ...]:
+        # views of a function of several outputs cannot be changed in place
+        return tuple(t.clone() for t in tensors[count:])
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: tuple[Tensor, ...]) -> None:
+        ctx.count, *tensors = inputs
+        ctx.save_for_backward(*tensors[: ctx.count])
+
+    @staticmethod
+    def backward(ctx: Any, *g: Tensor) -> tuple[Any, ...]:
+        origins = ctx.saved_tensors
+        zeros = tuple(torch.zeros_like(x) for x in origins)
+        return None, *(apply_function(Stepwise, ctx.count, *origins, *zeros) if torch.is_grad_enabled() else zeros), *g
+
+
 def under_transform() -> bool:
     """Return True if torch.compile, torch.func or forward-mode derivatives are active."""
     return torch.compiler.is_compiling() or functional()

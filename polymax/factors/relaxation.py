@@ -7,7 +7,15 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
-from polymax.backend.function import apply_function, constant, functional, has_values, leave_graph, outside_transforms
+from polymax.backend.function import (
+    Stepwise,
+    apply_function,
+    constant,
+    functional,
+    has_values,
+    leave_graph,
+    outside_transforms,
+)
 from polymax.factors.infeasible import refuse_infeasible
 from polymax.factors.magnitudes import largest, without_gaps
 from polymax.factors.solution import GraphSolution, solution_of
@@ -123,12 +131,15 @@ class _GraphParts(Function):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: tuple[Tensor, ...]) -> None:
-        ctx.solved = inputs[0]
+        ctx.solved, *scores = inputs
+        ctx.save_for_backward(*scores)
 
     @staticmethod
     def backward(ctx: Any, *g: Tensor) -> tuple[Any, ...]:
+        scores = ctx.saved_tensors
         if torch.is_grad_enabled():
-            return None, *apply_function(Response, ctx.solved, *g)
+            moved = apply_function(Response, ctx.solved, *g)
+            return None, *apply_function(Stepwise, len(scores), *scores, *moved)
         return None, *ctx.solved.response(g)
 
 

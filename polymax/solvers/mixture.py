@@ -16,7 +16,7 @@ from torch.autograd import Function
 
 from polymax.backend.cpu_arrays import memory
 from polymax.backend.dispatch import bare
-from polymax.backend.function import apply_function, functional
+from polymax.backend.function import Stepwise, apply_function, functional
 from polymax.kernels.active_set.problem import UsedParts
 from polymax.kernels.response import mixture, response
 from polymax.kernels.response.reference import existing, sensitivity
@@ -214,7 +214,7 @@ class _MixtureMean(Function):
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: tuple[Tensor, ...]) -> None:
         ctx.mixed, ctx.weighted, *scores = inputs
-        ctx.shapes = [x.shape for x in scores]
+        ctx.save_for_backward(*scores)
         # cotangents of unused outputs are None, not tensors of zeros
         if isinstance(ctx.mixed, _Lists):
             ctx.set_materialize_grads(False)
@@ -222,11 +222,13 @@ class _MixtureMean(Function):
     @staticmethod
     def backward(ctx: Any, *g: Any) -> tuple[Any, ...]:
         h, g = (g[0], g[1:]) if ctx.weighted else (None, g)
+        scores = ctx.saved_tensors
         if torch.is_grad_enabled():
             moved = apply_function(_Response, ctx.mixed, *ctx.mixed.moves(h, g))[1:]
+            moved = apply_function(Stepwise, len(scores), *scores, *moved)
         else:
             moved = ctx.mixed.mean_response(h, g)
-        summed = [x if x.shape == to else x.sum_to_size(to) for x, to in zip(moved, ctx.shapes, strict=True)]
+        summed = [x if x.shape == to.shape else x.sum_to_size(to.shape) for x, to in zip(moved, scores, strict=True)]
         return None, None, *summed
 
 

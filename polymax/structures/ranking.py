@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.autograd import Function
 
 from polymax import _check
-from polymax.backend.function import apply_function
+from polymax.backend.function import Stepwise, apply_function
 from polymax.backend.widen import wide
 from polymax.kernels.isotonic import isotonic
 from polymax.kernels.isotonic_kl import isotonic_kl
@@ -112,28 +112,35 @@ def permutahedron(x: Tensor, w: Tensor) -> Tensor:
     # the isotonic kernel regresses to falling rows
     order = torch.sort(x, dim=-1, descending=True, stable=True).indices
     scores, falling = x.gather(-1, order), w.flip(-1)
-    v = isotonic((scores - falling).detach())
-    # on a run, v is the mean of scores - falling: with two separate means, w keeps its digits beside large scores
-    mu = (scores - apply_function(SegmentMean, v, scores)) + apply_function(SegmentMean, v, falling)
+    difference = scores - falling
+    v = isotonic(difference.detach())
+    # on a run, v is the mean of the difference: with two separate means, w keeps its digits beside large scores
+    means = (apply_function(SegmentMean, v, t, difference) for t in (scores, falling))
+    mu = (scores - next(means)) + next(means)
     return torch.zeros_like(mu).scatter(-1, order, mu)
 
 
 class SegmentMean(Function):
-    """v averaged over runs of equal z: a symmetric projection, constant in z almost everywhere."""
+    """v averaged over runs of equal z: a symmetric projection, and constant almost everywhere in the scores of z."""
 
     generate_vmap_rule = True
 
     @staticmethod
-    def forward(z: Tensor, v: Tensor) -> Tensor:
+    def forward(z: Tensor, v: Tensor, scores: Tensor) -> Tensor:
         return segment_mean(z, v)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Tensor) -> None:
-        ctx.save_for_backward(inputs[0])
+        z, _, scores = inputs
+        ctx.save_for_backward(z, scores)
 
     @staticmethod
-    def backward(ctx: Any, u: Tensor) -> tuple[None, Tensor]:
-        return None, apply_function(SegmentMean, ctx.saved_tensors[0], u)
+    def backward(ctx: Any, u: Tensor) -> tuple[Tensor | None, ...]:
+        z, scores = ctx.saved_tensors
+        if not torch.is_grad_enabled():
+            return None, segment_mean(z, u), None
+        (mean,) = apply_function(Stepwise, 1, scores, apply_function(SegmentMean, z, u, scores))
+        return None, mean, None
 
 
 def _kl_ranks(x: Tensor, ranks: Tensor) -> Tensor:

@@ -315,6 +315,16 @@ def test_estimators_take_graphs():
         assert bool((g != 0).any())
 
 
+@ROWS
+def test_gradients_are_functions_of_the_scores(row):
+    scores = row.scores((2,), requires_grad=True)
+    outputs = pm.SparseMap(row.graph)(*scores).variables
+    found = torch.autograd.grad(outputs, scores, torch.randn_like(outputs), create_graph=True)
+    assert all(x.requires_grad for x in found)
+    again = torch.autograd.grad(found, scores, [torch.randn_like(x) for x in found])
+    assert all(bool(x.isfinite().all()) for x in again)
+
+
 @pytest.mark.parametrize("name", ["chain-and-logic", "private-parts", "tree-and-table"])
 def test_distributions_of_factors(name):
     """Each factor's structures have its parts as their mean, and their weights follow the scores."""

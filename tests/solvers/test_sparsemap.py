@@ -45,6 +45,19 @@ def test_optimal(row, gamma):
 
 
 @every(TABLE)
+def test_gradients_are_functions_of_the_scores(row):
+    """A gradient under create_graph can be derived again and again, though SparseMAP is linear around most scores."""
+    scores = tuple(x.requires_grad_() for x in row.scores(batch=(2,)))
+    directions = [torch.randn(x.shape, dtype=x.dtype) for x in scores]
+    outputs = tensors(pm.SparseMap(row.structure)(*scores))
+    found = torch.autograd.grad(outputs, scores, [torch.randn_like(y) for y in outputs], create_graph=True)
+    for _ in range(2):
+        assert all(x.requires_grad for x in found)
+        found = torch.autograd.grad(found, scores, directions, create_graph=True)
+    assert all(bool(x.isfinite().all()) for x in found)
+
+
+@every(TABLE)
 @pytest.mark.parametrize("gamma", [0.1, 1.0, 10.0])
 def test_solvers_agree(row, gamma):
     scores = row.scores(batch=(3,))

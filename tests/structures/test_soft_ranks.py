@@ -69,6 +69,18 @@ def test_derivatives(fn, kind):
 
 @KINDS
 @BOTH
+def test_gradients_are_functions_of_the_scores(fn, kind):
+    """A gradient under create_graph can be derived again and again, also where ranks are linear in the scores."""
+    x = torch.randn(3, 5, dtype=torch.float64, requires_grad=True)
+    found = fn(x, regularization=kind)
+    for _ in range(3):
+        (found,) = torch.autograd.grad(found, x, torch.randn(3, 5, dtype=torch.float64), create_graph=True)
+        assert found.requires_grad
+        assert bool(found.isfinite().all())
+
+
+@KINDS
+@BOTH
 def test_shapes(fn, kind):
     x = torch.randn(4, 5, 3, dtype=torch.float64)
     gamma = torch.rand(4, 1, 3, dtype=torch.float64) + 0.5
