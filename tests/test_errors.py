@@ -43,6 +43,13 @@ REFUSED = {
     "p": (lambda: pm.sq_pnorm_max(X, 0.9), ValueError, ["p", "greater than 1", "0.9"]),
     "p-nan": (lambda: pm.sq_pnorm_max(X, NAN), ValueError, ["p", "greater than 1", "nan"]),
     "strength-fused": (lambda: pm.fusedmax(X, -0.1), ValueError, ["strength", "at least 0", "-0.1"]),
+    "strength-grouped": (
+        lambda: pm.groupedmax(X, [0] * X.shape[-1], torch.inf),
+        ValueError,
+        ["strength must be at least 0 and finite", "inf"],
+    ),
+    "alpha-norm": (lambda: pm.normmax(X, torch.inf), ValueError, ["alpha must be greater than 1 and finite", "inf"]),
+    "p-norm": (lambda: pm.sq_pnorm_max(X, torch.inf), ValueError, ["p must be greater than 1 and finite", "inf"]),
     "strength-oscar": (lambda: pm.oscarmax(X, strength=-1), ValueError, ["strength", "at least 0", "-1"]),
     "strength-tensor": (
         lambda: pm.oscarmax(X, torch.tensor(-0.5)),

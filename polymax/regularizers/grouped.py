@@ -1,5 +1,6 @@
 """Group lasso on the simplex: weights of a group shrink together, and whole groups become exactly 0."""
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -44,7 +45,7 @@ class Grouped(Regularizer):
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "groups", _plain(self.groups))
-        _check.number(self.strength, "strength", "at least 0", lambda s: s >= 0)
+        _check.number(self.strength, "strength", "at least 0 and finite", lambda s: (s >= 0) & (s < math.inf))
         positive(self.gamma, "gamma")
 
     def argmax_rows(self, x: Tensor) -> Tensor:
@@ -234,6 +235,9 @@ def _overlapping(z: Tensor, keep: Tensor, members: Tensor, prices: Tensor) -> Te
 def _alternating(z: Tensor, keep: Tensor, members: Tensor, prices: Tensor) -> tuple[Tensor, Tensor]:
     degree = members.sum(-1).amax()
     spare = degree - members.sum(-1)
+    # the weight of the distance between entries and copies: with that of the largest price, rounds do not grow with it
+    weight = prices.amax(-1, keepdim=True).clamp(min=1)
+    shrunk = prices / weight
     forbidden = torch.where(keep, z, -torch.inf)
     p = Gini().argmax(forbidden)
     # copies (*batch, n, groups), and by how much they have differed from the entries
@@ -243,10 +247,10 @@ def _alternating(z: Tensor, keep: Tensor, members: Tensor, prices: Tensor) -> tu
     going = torch.ones_like(p[..., :1], dtype=torch.bool)
     for _ in range(_ROUNDS):
         pulled = ((copies - apart) * members).sum(-1) + spare * p
-        new = Gini().argmax(torch.where(keep, (z + pulled) / (1 + degree), -torch.inf))
+        new = Gini().argmax(torch.where(keep, (z + weight * pulled) / (1 + weight * degree), -torch.inf))
         ahead = (new.unsqueeze(-1) + apart) * members
         norms = ahead.square().sum(-2).sqrt()
-        share = torch.where(norms > prices, 1 - prices / torch.where(norms > 0, norms, 1), 0)
+        share = torch.where(norms > shrunk, 1 - shrunk / torch.where(norms > 0, norms, 1), 0)
         closer = ahead * share.unsqueeze(-2)
         moved = torch.maximum((new - p).abs(), ((new.unsqueeze(-1) - closer) * members).abs().amax(-1))
         p = torch.where(going, new, p)
@@ -273,7 +277,10 @@ def _newton(p: Tensor, z: Tensor, alive: Tensor, members: Tensor, prices: Tensor
     curve = torch.diag_embed(1 + own) - (bent * (rate / norms.square()).unsqueeze(-2)) @ bent.mT
     both = alive.unsqueeze(-1) & alive.unsqueeze(-2)
     n = p.shape[-1]
-    curve = torch.where(both, curve, torch.eye(n, dtype=p.dtype, device=p.device))
+    # the norm of a group is flat along its weights, and sum p = 1 does not let them move there: a multiple of the
+    # constraint changes tau alone, and keeps digits
+    steep = prices.detach().amax(-1, keepdim=True).unsqueeze(-1)
+    curve = torch.where(both, curve + steep, torch.eye(n, dtype=p.dtype, device=p.device))
     left = torch.where(alive, z - p * (1 + own), 0)
     one = alive.to(p.dtype)
     answer = torch.linalg.solve(curve, torch.stack([left, one], -1))

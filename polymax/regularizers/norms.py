@@ -1,5 +1,6 @@
 """Norms of p: the p-norm itself, and half its square."""
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -30,7 +31,7 @@ class Norm(Regularizer):
     gamma: float | Tensor = 1.0
 
     def __post_init__(self) -> None:
-        _check.number(self.alpha, "alpha", "greater than 1", lambda a: a > 1)
+        _check.number(self.alpha, "alpha", "greater than 1 and finite", lambda a: (a > 1) & (a < math.inf))
         positive(self.gamma, "gamma")
 
     def argmax_rows(self, x: Tensor) -> Tensor:
@@ -58,7 +59,7 @@ class SquaredPNorm(Regularizer):
     gamma: float | Tensor = 1.0
 
     def __post_init__(self) -> None:
-        _check.number(self.p, "p", "greater than 1", lambda p: p > 1)
+        _check.number(self.p, "p", "greater than 1 and finite", lambda p: (p > 1) & (p < math.inf))
         positive(self.gamma, "gamma")
 
     def argmax_rows(self, x: Tensor) -> Tensor:
@@ -72,11 +73,11 @@ def _log_norm(y: Tensor, alpha: float | Tensor) -> tuple[Tensor, Tensor, Tensor]
     """log y (0 outside the support), log norm_alpha(y), and the derivative of the latter in alpha."""
     alpha = torch.as_tensor(alpha, dtype=y.dtype, device=y.device)
     log = torch.log(torch.where(y > 0, y, 1))
-    powers = torch.where(y > 0, torch.exp(alpha * log), 0)
-    total = powers.sum(-1, keepdim=True)
-    total = torch.where(total == 0, 1, total)
-    log_norm = torch.log(total) / alpha
-    return log, log_norm, ((powers * log).sum(-1, keepdim=True) / total - log_norm) / alpha
+    some = (y > 0).any(-1, keepdim=True)
+    # powers of small weights are 0 in y's dtype, so that only their logs are taken
+    powers = torch.where(some, torch.where(y > 0, alpha * log, -torch.inf), 0)
+    log_norm = torch.where(some, powers.logsumexp(-1, keepdim=True) / alpha, 0)
+    return log, log_norm, ((powers.softmax(-1) * log).sum(-1, keepdim=True) - log_norm) / alpha
 
 
 def _norm_sensitivity(y: Tensor, alpha: Tensor) -> Tensor:

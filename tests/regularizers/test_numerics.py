@@ -288,3 +288,20 @@ def test_negative_zero(case, device):
 
 def test_half_precision_has_a_tolerance():
     assert {torch.bfloat16, torch.float16} <= set(ABSOLUTE)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize(("n", "power"), [(1000, 15.0), (1000, 40.0), (3, 100.0), (10, 5000.0)])
+def test_norms_whose_powers_are_below_the_dtype(dtype, n, power):
+    """The norm of n equal weights is n^(1/power - 1), though 1/n to the power may be 0."""
+    x = torch.zeros(n, dtype=dtype)
+    norm = torch.tensor(n ** (1 / power - 1), dtype=torch.float64)
+    for omega, expected in ((pm.Norm(power), norm - 1), (pm.SquaredPNorm(power), (norm**2 - 1) / 2)):
+        p = omega.argmax(x)
+        close(omega.omega(p), expected, "Omega of equal weights")
+        close(omega.max(x), -expected, "max of equal scores")
+    alpha = torch.tensor(60.0, dtype=dtype, requires_grad=True)
+    x = torch.where(torch.arange(10) < 5, -0.05, 0.0).to(dtype)
+    found = [torch.autograd.grad(pm.normmax(t, alpha=alpha)[0], alpha)[0] for t in (x, x.double())]
+    close(found[0].double(), found[1].double(), "the slope of alpha is not 0")
+    assert float(found[1]) > 0
