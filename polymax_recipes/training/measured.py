@@ -1,11 +1,13 @@
 """A trained model on data: batches on its device, and means of what its loss measures."""
 
 from itertools import chain
+from math import nan
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from polymax_recipes.metrics.counts import share
 from polymax_recipes.training.batches import Encoded, sorted_batches
 from polymax_recipes.training.task import Model, Report
 
@@ -18,7 +20,15 @@ def means(model: Model, data: Encoded, batch_size: int) -> Report:
     for rows in sorted_batches(data.sizes, batch_size):
         for name, pair in model.loss(to_device(data[rows], model)).items():
             totals[name] = totals.get(name, zero) + torch.stack([number.double() for number in pair]).cpu()
-    return {name: float(total / count) for name, (total, count) in totals.items()}
+    return {name: mean(name, *pair.tolist()) for name, pair in totals.items()}
+
+
+def mean(name: str, total: float, count: float) -> float:
+    """Return total / count; where nothing was counted, NaN for the loss and 0 for other measures.
+
+    F1 has no spans to count if neither the data nor the model's tags have any.
+    """
+    return nan if name == "loss" and not count else share(total, count)
 
 
 def to_device(batch: Any, model: nn.Module) -> Any:

@@ -24,6 +24,7 @@ from polymax_recipes.training.batches import Encoded, mixed, share, shuffled_bat
 from polymax_recipes.training.checkpoint import Checkpoints, check_checkpoint, write_tensors
 from polymax_recipes.training.fully_sharded import FullySharded, shard, weights_of, whole
 from polymax_recipes.training.log import write_log
+from polymax_recipes.training.measured import mean
 from polymax_recipes.training.monitor import monitor_of
 from polymax_recipes.training.run import Config, Run, refused
 from polymax_recipes.training.settings import Learning
@@ -157,7 +158,7 @@ class Steps(LightningModule):
         """Means over all that was measured on a part since the last call, by all processes."""
         sums = self.sums.pop(part, {})
         totals = {name: self.trainer.strategy.reduce(pair, reduce_op="sum").tolist() for name, pair in sums.items()}
-        return {f"{part}_{name}": total / count for name, (total, count) in totals.items()}
+        return {f"{part}_{name}": mean(name, *pair) for name, pair in totals.items()}
 
     @torch.no_grad()
     def further_measures(self) -> dict[str, float]:

@@ -4,6 +4,7 @@ import gzip
 import random
 from dataclasses import replace
 from itertools import product
+from math import isnan
 
 import pytest
 import torch
@@ -25,6 +26,7 @@ from polymax_recipes.tag.spans import counted_spans
 from polymax_recipes.tag.task import TagOptions
 from polymax_recipes.tag.text import Reader
 from polymax_recipes.text.tokens import LONGEST
+from polymax_recipes.training.measured import mean
 from polymax_recipes.training.predict import as_lines
 from polymax_recipes.training.vocabulary import PAD, UNKNOWN
 
@@ -323,6 +325,21 @@ def test_entities_are_learned_and_written_as_they_came(files, tmp_path):
     assert [row[0] for row in rows] == ["1"] * BEST + ["2"] * 3
     assert rows[0][2] == "B-PER O"
     assert sum(float(row[1]) for row in rows[:BEST]) <= 1.0 + 1e-5
+
+
+def test_data_without_entities_have_an_f1_of_0(files, tmp_path):
+    """Neither the data nor what is found has a span: nothing is divided by, in training and outside."""
+    train, dev, out = tmp_path / "train.txt", tmp_path / "dev.txt", tmp_path / "run"
+    train.write_text("Ida B-PER\nRome I-PER\n\n" + "works O\n. O\n\n" * 30)
+    dev.write_text("works O\n. O\n")
+    result = invoke("train", "tag", "--train", train, "--dev", dev, "--out", out, *SMALL, "--epochs", 2)
+    assert result.exit_code == 0, result.output
+    rows = (out / "log.csv").read_text().splitlines()
+    column = rows[0].split(",").index("dev_f1")
+    assert [float(row.split(",")[column]) for row in rows[1:]] == [0.0, 0.0]
+    assert mean("f1", 0.0, 0.0) == 0.0
+    assert isnan(mean("loss", 0.0, 0.0))
+    assert mean("loss", 3.0, 2.0) == 1.5
 
 
 def test_parts_of_speech_are_learned_sparsely(files, tmp_path):
