@@ -66,8 +66,8 @@ def test_command(tmp_path):
 def test_every_mapping_and_structure_has_trials():
     names = set(operators())
     functions = {name for name in vars(pm) if name.endswith("max") and callable(getattr(pm, name)) and name.islower()}
-    # a head of words takes states and weights, and Gumbel-softmax draws
-    assert functions - {"sq_pnorm_max", "linear_entmax", "gumbel_softmax"} <= names, "a mapping without trials"
+    # a head of words takes states and weights, and a draw is another at each call
+    assert functions - {"linear_entmax", "gumbel_softmax"} <= names, "a mapping without trials"
     assert {"hard/chain", "local/chain", "marginals/spanning-tree", "sparse/assignment", "ragged", "large"} <= names
     assert {"attention", "linear-loss", "hard/alignment", "marginals/gapped", "linear-sum-assignment"} <= names
 

@@ -242,6 +242,8 @@ def _judged(draw, mapping, x, closed, by_mask, nan, batch, drawn, row_wise, gamm
     if y.requires_grad:
         (slope,) = torch.autograd.grad(y, scores, along(direction, n))
         slope = slope.movedim(dim, -1).reshape(rows, n).double().cpu()
+        if kind.itemsize < 4:
+            slope = _without_overflow(slope, regularizer, scores, mask, dim, along(direction, n))
     with np.errstate(all="ignore"):
         for i in range(rows):
             faults += [
@@ -250,6 +252,16 @@ def _judged(draw, mapping, x, closed, by_mask, nan, batch, drawn, row_wise, gamm
                 + _gradient(draw.operator, found[i], slope[i], direction[i].double(), closed[i], kind, drawn[i], gamma)
             ]
     return faults
+
+
+def _without_overflow(slope, regularizer, scores, mask, dim, direction):
+    """Gradients of half precision; where the gradient in float64 is too large for it, infinity is right."""
+    exact = scores.detach().double().requires_grad_()
+    (found,) = torch.autograd.grad(regularizer.argmax(exact, dim=dim, mask=mask), exact, direction.double())
+    found = found.movedim(dim, -1).reshape(slope.shape).cpu()
+    # rounding of weights moves slopes that are powers of them
+    right = slope.isinf() & (found.sign() == slope.sign()) & (found.abs() > torch.finfo(scores.dtype).max / 4)
+    return torch.where(right, found.clamp(-1e300, 1e300), slope)
 
 
 def _shown(x, closed):

@@ -95,7 +95,7 @@ def problem(draw: Draw, row: sets.Set, wild: bool = True, nan: bool = True) -> P
     draw.note("large ties" if large else "")
     shared = [k > 0 and len(event) == 2 and draw.chance(0.7) for k, event in enumerate(events)]
     scores = []
-    for event, one in zip(events, shared, strict=True):
+    for k, (event, one) in enumerate(zip(events, shared, strict=True)):
         lead = 1 if one else count
         x = hostile.numbers(draw, lead, math.prod(event), kind, wild)
         if large:
@@ -105,7 +105,7 @@ def problem(draw: Draw, row: sets.Set, wild: bool = True, nan: bool = True) -> P
         x = x.clamp(-limit, limit)
         if draw.chance(0.3) and row.indicators:
             x = x.masked_fill(hostile.forbidden(draw, *x.shape), -torch.inf)
-        if isinstance(row.structure, STEPS) and len(event) == 2 and event != shape and not one:
+        if isinstance(row.structure, STEPS) and len(event) == 2 and k and not one:
             # transitions of each instance are those of each step
             event = (max(shape[0] - 1, 0), *event)
             x = x.unsqueeze(1).expand(-1, event[0], -1).reshape(lead, math.prod(event))

@@ -325,7 +325,7 @@ def test_gradients_are_functions_of_the_scores(row):
     assert all(bool(x.isfinite().all()) for x in again)
 
 
-@pytest.mark.parametrize("name", ["chain-and-logic", "private-parts", "tree-and-table"])
+@pytest.mark.parametrize("name", ["chain-and-logic", "private-parts", "tree-and-table", "chains-that-cross"])
 def test_distributions_of_factors(name):
     """Each factor's structures have its parts as their mean, and their weights follow the scores."""
     (row,) = [r for r in GRAPHS if r.name == name]
@@ -343,8 +343,9 @@ def test_distributions_of_factors(name):
     weights = torch.arange(1.0, 40.0, dtype=torch.float64)
 
     def weighed(*x):
-        p = next(d for d in op.distribution(*x).factors if d is not None).probs
-        return (p * weights[: p.shape[-1]]).sum(-1)
+        """A weight of each structure, of each factor: scores of all factors' own parts move it."""
+        probs = [d.probs for d in op.distribution(*x).factors if d is not None]
+        return sum((k * p * weights[: p.shape[-1]]).sum(-1) for k, p in enumerate(probs, 1))
 
     assert gradcheck(weighed, scores, atol=1e-5, fast_mode=True)
 

@@ -110,6 +110,19 @@ def test_a_stopped_output_goes_on(trained, tmp_path, stop):
     assert sorted(file.name for file in tmp_path.iterdir()) == ["in", "out"]
 
 
+def test_a_stopped_output_is_begun_again_by_force(trained, tmp_path):
+    source, output = tmp_path / "in", tmp_path / "out"
+    source.write_text(TEXT)
+    trained.task.stop = "d"
+    with pytest.raises(KeyboardInterrupt):
+        write(trained, source, output)
+    assert partial(output).exists()
+    trained.task.stop = ""
+    write(trained, source, output, force=True)
+    assert output.read_text().splitlines() == SHOUTED
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["in", "out"]
+
+
 def test_only_the_same_is_gone_on_with(trained, tmp_path):
     source, output = tmp_path / "in", tmp_path / "out"
     source.write_text(TEXT)

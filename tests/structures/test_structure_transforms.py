@@ -35,6 +35,11 @@ def functions(op, others):
     return lambda x: op.max(x, *others), lambda x: tensors(op(x, *others))[0]
 
 
+def functions_of_all(op):
+    """The smoothed maximum and its argmax as functions of all score tensors."""
+    return op.max, lambda *scores: torch.cat([t.square().flatten() for t in tensors(op(*scores))])
+
+
 def loop(fn, batch):
     return torch.stack([fn(x) for x in batch])
 
@@ -67,6 +72,22 @@ def test_maps_within_maps(row):
         each = torch.stack([whole[k].movedim(x.dim() - 2, 0)[k] for k in range(2)])
         close(each, truth, "jacrev of vmap has the Jacobians on its diagonal")
         close(vmap(jacrev(grad(best)), in_dims=1)(x[0].movedim(0, 1)), truth, "vmap over another dim is a loop")
+
+
+@pytest.mark.parametrize("place", [0, 1])
+def test_a_tensor_of_torch_func_beside_others(place):
+    """A tensor that outlives its transformation may stand in any place; the others are ordinary."""
+    (row,) = [row for row in COUNTED if row.name == "chain"]
+    scores = [x.requires_grad_() for x in row.scores(SMALL["chain"])]
+    kept = []
+    grad(lambda x: (kept.append(x), x.sum())[1])(scores[place].detach())
+    given = [kept[0] if k == place else x for k, x in enumerate(scores)]
+    for op in smoothings(row.structure):
+        for call in functions_of_all(op):
+            close(call(*given).detach(), call(*scores).detach(), "its value is read")
+            wanted = scores[1 - place]
+            found, expected = (torch.autograd.grad(call(*x).sum(), wanted)[0] for x in (given, scores))
+            close(found, expected, "and so are derivatives of the others")
 
 
 @every([row for row in COUNTED if row.name in ("chain", "alignment", "span-tree", "spanning-tree", "dag")])
