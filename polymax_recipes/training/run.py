@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import Any, NoReturn
 
 import torch
@@ -261,8 +262,10 @@ def refused(file: Path, what: str) -> Iterator[None]:
         # it is there and may be read, or it is not: that is said already
         if isinstance(error, OSError) and error.filename is not None:
             raise
-        reason = " ".join(f"{error}".split())[:300]
-        told = reason if isinstance(error, ValueError) and reason else f"{type(error).__name__}({reason})"
+        # torch's own words advise to load objects of any kind, which may run code
+        foreign = isinstance(error, UnpicklingError)
+        reason = "it holds more than tensors, or none" if foreign else " ".join(f"{error}".split())[:300]
+        told = reason if foreign or (isinstance(error, ValueError) and reason) else f"{type(error).__name__}({reason})"
         raise ValueError(f"{file}: not {what}, or a damaged one: {told}") from error
 
 

@@ -4,6 +4,7 @@ import errno
 import io
 import json
 import os
+import pickle
 import random
 import shutil
 import sys
@@ -90,6 +91,31 @@ def test_a_run_without_digests_is_used_as_it_is(run):
     assert read_samples(run)
     # what was written since has a digest
     assert json.loads((run.path / "digests.json").read_text()).keys() == WHOLE - {"digests.json", "tensorboard"}
+
+
+class Creates:
+    """An object that creates a file when it is unpickled."""
+
+    def __init__(self, file):
+        self.file = file
+
+    def __reduce__(self):
+        return open, (str(self.file), "w")
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("archive", [False, True])
+def test_objects_in_weights_are_not_run(run, tmp_path, archive):
+    (run.path / "digests.json").unlink()
+    marked = tmp_path / "marked"
+    if archive:
+        torch.save({"weight": Creates(marked)}, run.weights)
+    else:
+        run.weights.write_bytes(pickle.dumps(Creates(marked)))
+    with pytest.raises(ValueError, match="it holds more than tensors, or none") as caught:
+        recipes.load(run.path)
+    assert "weights_only" not in str(caught.value)
+    assert not marked.exists()
 
 
 def test_a_change_by_hand_is_used_if_that_is_said(run):
