@@ -7,7 +7,7 @@ import socket
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import pytest
 import torch
@@ -19,7 +19,7 @@ from untrained import FILES, from_file, parser, tagger
 from polymax_recipes.serve.errors import Refused
 from polymax_recipes.serve.limits import WORK, Limits, Share, share_of, words_of
 from polymax_recipes.serve.models import Given, LoadModels, Source
-from polymax_recipes.serve.outputs import outputs_of
+from polymax_recipes.serve.outputs import outputs_of, plain_result
 from polymax_recipes.serve.predictions import Served, checked, routes, shares_of
 from polymax_recipes.serve.process import outcomes
 from polymax_recipes.serve.schema import EXAMPLES, INPUTS, OUTPUTS, schema
@@ -90,6 +90,26 @@ def test_answers_are_as_the_schema_says(server, run, alternatives):
     if alternatives:
         total = sum(row["probability"] for row in answer["outputs"][1]["alternatives"])
         assert total == pytest.approx(1, abs=1e-3)
+
+
+def test_digits_of_outputs():
+    """Numbers in lists and objects too; tensors have five."""
+
+    @dataclass
+    class Found:
+        share: float
+        each: list
+        named: dict
+        weights: torch.Tensor
+
+    third = 1 / 3
+    found = plain_result(Found(third, [third, (2e-9 * third,)], {1: third}, torch.tensor([third], dtype=torch.float64)))
+    assert found == {
+        "share": 0.333333,
+        "each": [0.333333, [6.66667e-10]],
+        "named": {"1": 0.333333},
+        "weights": [0.33333],
+    }
 
 
 @pytest.mark.parametrize("name", FILES)

@@ -189,6 +189,20 @@ def test_padding_and_neighbours(junk):
     assert found(*spoilt)[0][1] == math.inf, "without a duration there is no step"
 
 
+@pytest.mark.parametrize("keep", [False, True])
+def test_a_nan_that_is_read_shows_in_gradients(keep):
+    """Also in a gradient that is a function of the logits, from which padding is left out."""
+    tokens, _, *given = problem([0, 1, 2])
+    x = tokens.detach().clone()
+    x[1, 0, 0] = math.nan
+    x.requires_grad_()
+    losses = pm.rnnt_loss(x, *given, 4, reduction="none")
+    (g,) = torch.autograd.grad(losses.sum(), x, create_graph=keep)
+    assert losses[1].isnan()
+    assert bool(g[1, 0, 0].isnan().all())
+    assert bool(g[[0, 2, 3]].isfinite().all())
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_half_precision(dtype):
     tokens, long, *given = problem([0, 1, 2], dtype=dtype)
