@@ -209,15 +209,6 @@ def readable(t: Tensor) -> bool:
     )
 
 
-def mapped_over(t: Tensor) -> bool:
-    """Return True if torch.vmap maps over t."""
-    while torch._C._functorch.is_functorch_wrapped_tensor(t):
-        if torch._C._functorch.is_batchedtensor(t):
-            return True
-        t = torch._C._functorch.get_unwrapped(t)
-    return False
-
-
 def has_values(x: Tensor) -> bool:
     """Return False for fake tensors and tensors on the meta device, which have no values."""
     return not (x.is_meta or isinstance(x, FakeTensor))
