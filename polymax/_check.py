@@ -54,9 +54,9 @@ def masked(x: Tensor, mask: Tensor | None) -> Tensor:
 
 
 def number(value: Any, name: str, expected: str, valid: Any) -> None:
-    """Refuse what is not a number, or a tensor of numbers, for which `valid` holds.
+    """Refuse an argument that is neither a number nor a tensor of numbers, or for which `valid` is False.
 
-    A tensor on an accelerator, or one that is being traced, is not read: that would wait for the device.
+    The values of a tensor on an accelerator, or of a traced tensor, are not read: that would wait for the device.
     """
     if isinstance(value, Tensor):
         floating(value, name)

@@ -13,7 +13,7 @@ Parts = Any
 
 
 def tensors(y: Parts) -> tuple[Tensor, ...]:
-    """The tensors of a structure as a tuple, also where there is only one."""
+    """The tensors of a structure as a tuple, also if there is only one."""
     return (y,) if isinstance(y, Tensor) else tuple(y)
 
 
@@ -23,7 +23,7 @@ def map_parts(change: Callable[[Tensor], Tensor], y: Parts) -> Parts:
 
 
 def narrow(y: Parts, dtype: torch.dtype) -> Parts:
-    """The structure in this dtype, which is that of the scores."""
+    """Return the structure in the dtype of the scores."""
     return y if tensors(y)[0].dtype == dtype else map_parts(lambda t: t.to(dtype), y)
 
 
@@ -45,7 +45,7 @@ def checked_scores(scores: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
 
 
 def _with_numbers(scores: tuple[Any, ...]) -> tuple[Tensor, ...]:
-    """Scores with tensors in the place of numbers after the first; what is neither is refused."""
+    """Scores whose numbers after the first tensor have become tensors; other types are refused."""
     _check.floating(scores[0], "scores")
     found = tuple(scores[0].new_tensor(x) if type(x) in (int, float) else x for x in scores)
     for x in found:

@@ -11,10 +11,10 @@ Pair = tuple[Tensor, Tensor]
 def sakoe_chiba(
     n: int, m: int, radius: int, lengths: Pair | None = None, device: torch.device | str | None = None
 ) -> Tensor:
-    """The cells at most `radius` rows or columns from one that the diagonal of the rectangle crosses, (*batch, n, m).
+    """The cells at most `radius` rows or columns from a cell on the diagonal of the rectangle, (*batch, n, m).
 
-    For n = m these are the cells with |i - j| <= radius. A path is left at every radius. With lengths, the diagonal
-    and the band are those of each instance.
+    For n = m these are the cells with |i - j| <= radius. Every radius leaves a path. With lengths, each instance has
+    its own diagonal and band.
 
     Example:
         >>> sakoe_chiba(2, 4, 0).int()
@@ -44,8 +44,8 @@ def itakura(
     """The cells of a parallelogram around the diagonal of the rectangle, narrow at both ends, (*batch, n, m).
 
     In coordinates that go from 0 to 1 along rows and columns, a line from either end of the diagonal to the cell has a
-    slope between 1 / slope and slope. The cells that the diagonal crosses are always there, so that a path is left.
-    With lengths, the parallelogram is that of each instance.
+    slope between 1 / slope and slope. The cells on the diagonal always belong to it, so that a path is left. With
+    lengths, each instance has its own parallelogram.
 
     Example:
         >>> itakura(4, 4).int()

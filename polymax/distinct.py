@@ -29,7 +29,7 @@ def checked_count(k: Any) -> None:
 
 
 def from_list(probs: Tensor, k: int, generator: torch.Generator | None) -> Tensor:
-    """Places (*batch, k) of distinct draws by probs (*batch, count); -1 where no more have any probability."""
+    """Places (*batch, k) of distinct draws by probs (*batch, count); -1 after the last one of positive probability."""
     checked_count(k)
     rows = probs.detach().cpu().double().reshape(-1, probs.shape[-1])
     places = np.full((len(rows), k), -1)

@@ -69,8 +69,8 @@ def soft_edit_distance(cost: Tensor, gamma: float = 1.0, gap: Number = 1.0, leng
 
         - gamma log sum over alignments A of exp(-cost(A) / gamma)
 
-    A pair costs what `cost` says, and a token without a partner `gap`. Alignments with the same pairs count once,
-    whatever the order of deletions and insertions between two pairs.
+    The cost of a pair is its entry of `cost`; a token without a partner costs `gap`. Alignments with the same pairs
+    count once, whatever the order of deletions and insertions between two pairs.
 
     Shapes: cost (*batch, n, m) of pairs; lengths a pair of (*batch,), rows and columns; result (*batch,)
 
@@ -123,7 +123,7 @@ def _gaps(scores: Tensor, extend: Number, open: Number | None) -> tuple[Tensor, 
 
 
 def _aligned(smooth: Smoothing, scores: Tensor, extend: Number, open: Number | None, lengths: Pair | None) -> Tensor:
-    """The value of global alignments: that of the set, and of one gap if a sequence is empty."""
+    """The value of global alignments; if a sequence is empty, the score of the other as a single gap."""
     _check.floating(scores, "scores")
     value = smooth.max(scores, *_gaps(scores, extend, open))
     rows, columns = (

@@ -38,7 +38,7 @@ def ctc_loss(
 
     Repeated labels of neighbouring frames are read as one, blanks are left out. "mean" divides by the target lengths
     first. A target that does not fit into its frames has an infinite loss, 0 with `zero_infinity`, and no gradient.
-    Gradients are those of the formula; torch's take for granted that log_probs come from log_softmax.
+    Gradients are those of the formula; torch's assume that log_probs come from log_softmax.
 
     Shapes: log_probs (T, N, C) or (T, C); targets (N, S), or the targets one after the other; lengths (N,)
 
@@ -65,7 +65,8 @@ def ctc_loss(
 def ctc_alignment(
     log_probs: Tensor, targets: Tensor, input_lengths: Lengths, target_lengths: Lengths, blank: int = 0
 ) -> Tensor:
-    """The most probable labelling of frames that reads as the targets, (N, T); -1 at padding, and where there is none.
+    """The most probable labelling of frames that reads as the targets, (N, T); -1 at padding, and in instances without
+    a labelling.
 
     Example:
         >>> ctc_alignment(torch.tensor([[0.1, 0.9], [0.8, 0.2]]).log(), torch.tensor([1]), [2], [1])
@@ -119,7 +120,7 @@ def hmm_viterbi(initial: Tensor, transition: Tensor, emission: Tensor, lengths: 
 def viterbi_decode(score: Tensor, transition_params: Tensor, lengths: Tensor | None = None) -> tuple[Tensor, Tensor]:
     """The best tags of a linear chain, (*batch, n), -1 at padding, and their score, (*batch,): the Viterbi algorithm.
 
-    It has the name and the arguments that TensorFlow's CRF gave it. It is `pm.Chain(lengths)` under other names: the
+    Name and arguments are those of TensorFlow's CRF. It is `pm.Chain(lengths)` under other names: the
     tags are `decode(map(...))`, and the gradient of the score is 1 at the parts of the best tags.
 
     Shapes:

@@ -88,6 +88,6 @@ def _refuse_unmatched(match: Tensor, scores: Tensor, lengths: Pair | None, neede
 
 
 def _where(some: Tensor) -> str:
-    """The first instance of a batch for which a bool tensor is True, as the end of a clause."""
+    """Words for an error that name the first instance for which a bool tensor is True."""
     place = some.nonzero()[0].tolist()
     return f" in instance {tuple(place)}" if place else ""

@@ -1,6 +1,6 @@
 """Noise that perturbs scores, each kind with mean zero.
 
-A mean would be added to every part, and favour structures for the number of their parts.
+A mean would be added to every part, and so favour structures with more parts, or with fewer.
 """
 
 from abc import ABC, abstractmethod
@@ -18,8 +18,8 @@ EULER = 0.5772156649015329
 class Noise(ABC):
     """A distribution over the reals, from which every part of a structure gets its own draw.
 
-    Draws are made in float64 and rounded: the largest of many, which is what MAP looks for, needs more than the 24
-    random bits of a float32. They come from the device of the generator, where one is given.
+    Draws are made in float64 and rounded: the largest of many draws, which decides the best structure, needs more than
+    the 24 random bits of a float32. They are made on the device of the generator, if there is one.
     """
 
     def sample(self, like: Tensor, shape: Any = (), generator: torch.Generator | None = None) -> Tensor:
@@ -96,7 +96,7 @@ class Normal(SmoothNoise):
 
 @dataclass(frozen=True)
 class SumOfGamma(Noise):
-    """The noise of which k draws add up to a Gumbel variable, for structures of k parts.
+    """Noise for structures of k parts: the sum of k draws is a Gumbel variable.
 
         z = 1 / k (sum over i = 1, ..., terms of a draw of Gamma(1 / k, scale k / i), minus 1 / i)
 

@@ -109,13 +109,13 @@ def gumbel_softmax(
     With `hard`, the result is the one-hot vector of the largest entry of y, with the gradient of y. It is
     `pm.PerturbAndMap(pm.Simplex(), through=pm.Marginals(pm.Simplex(), gamma=tau))`, and `pm.Relaxed(...)` without
     `hard`, which have the same for any structure. `eps` has no effect, as in torch, and values other than torch's
-    default are answered by a warning.
+    default give a warning.
 
     Arguments:
         logits: scores (*batch, n)
         tau: the temperature
         hard: True for one-hot vectors
-        eps: stands here for calls by position
+        eps: without effect; accepted so that positional calls of torch's function work
         dim: the dimension of the choice
         mask: True for entries that may be chosen
         generator: the source of the noise

@@ -80,10 +80,11 @@ def monotonic_alignment_search(
     """The best monotonic path through frames and tokens, as 0 and 1: each frame has one token, and none is skipped.
 
     It is `pm.Monotonic(lengths).map(scores)`, by the name it has in text-to-speech. The sum over tokens is 1 for each
-    frame, that over frames the durations. Where keeping a token and moving on are equally good, the path, read from the
-    last frame backwards, keeps its token. That is the rule of `monotonic_align`, so that both give the same path.
+    frame, the sum over frames is the duration of a token. If keeping a token and moving on are equally good, the path,
+    read from the last frame backwards, keeps its token. The package `monotonic_align` has the same rule, and so gives
+    the same path.
 
-    To write the path takes longer than to find it: `output="tokens"` gives the token of each frame instead, -1 at
+    Writing the path takes longer than finding it: `output="tokens"` gives the token of each frame instead, -1 at
     padding, and "durations" the number of frames of each token.
 
     Shapes:
@@ -120,8 +121,8 @@ def forced_align(
     """The most probable labelling of frames that reads as the targets, and the score of each label.
 
     It takes a whole batch. A score of -inf forbids a label in a frame; a wildcard is a further label whose scores are
-    the largest of all labels, or 0. Labels are -1 and scores 0 at padding, and where -inf forbid every labelling;
-    targets that need more frames than there are raise a ValueError.
+    the largest of all labels, or 0. Labels are -1 and scores 0 at padding, and in instances in which scores of -inf
+    forbid every labelling; targets that need more frames than there are raise a ValueError.
 
     Shapes:
         log_probs (*batch, frames, labels); targets (*batch, s) or (s,); lengths (*batch,); result two tensors
@@ -231,7 +232,7 @@ def align_segments(
 
 
 class _Spelled(NamedTuple):
-    """The labels of a transcript, the character of each, and its words: the text, and the place of the first label."""
+    """The labels of a transcript, the character of each, and for each word its text and the place of its label."""
 
     labels: list[int]
     letters: str
@@ -309,7 +310,9 @@ def _spelled(
 def _labels_of(
     characters: Iterable[str], dictionary: Mapping[str, int], separator: str, blank: int, wild: int
 ) -> tuple[dict[str, int], list[int]]:
-    """The labels of characters, also of those in another case, and that of the separator; the wildcard without one."""
+    """The labels of characters, also of those in another case, and the label of the separator; the wildcard if it has
+    none.
+    """
     # some dictionaries call the blank by a character that transcripts have, too
     found = {c: label for c, label in dictionary.items() if label != blank}
     forms = {c: next((form for form in (c, c.lower(), c.upper()) if form in found), None) for c in characters}

@@ -1,4 +1,4 @@
-"""Losses of transducers: minus the log of the probability that all alignments of frames and tokens have together."""
+"""Losses of transducers: minus the log of the sum of the probabilities of all alignments of frames and tokens."""
 
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -32,12 +32,12 @@ def rnnt_loss(
     """RNN-T: minus the log-probability of targets over all alignments, with the arguments of torchaudio's rnnt_loss.
 
     Without `fused_log_softmax`, logits are log-probabilities. A positive `clamp` bounds the entries of the gradient in
-    the logits. "mean" is that of the batch. Packed logits have the rows (t, u) of all instances one after the other,
-    without padding. Twice differentiable; `pm.Transducer` is the set of alignments.
+    the logits. "mean" is the mean over the batch. Packed logits have the rows (t, u) of all instances one after the
+    other, without padding. Twice differentiable; `pm.Transducer` is the set of alignments.
 
     Shapes:
-        logits (N, T, U + 1, V), or packed (sum over instances of T (U + 1), V); targets (N, U), or where logits are
-        packed also one after the other; lengths (N,)
+        logits (N, T, U + 1, V), or packed (sum over instances of T (U + 1), V); targets (N, U), or, with packed logits,
+        also one after the other; lengths (N,)
 
     Example:
         >>> rnnt_loss(torch.zeros(1, 2, 2, 2), torch.tensor([[0]]), [2], [1])  # 2 alignments of 3 steps
@@ -100,8 +100,8 @@ def additive_rnnt_loss(
 
 
 class Sizes(NamedTuple):
-    """Targets, 0 at padding, (N, U) and with one more after them (N, U + 1), which the frames and the tokens of each
-    instance (N,) follow, and the number of the blank.
+    """Targets (N, U), 0 at padding; the same with a column of 0 at the end (N, U + 1); the numbers of frames and of
+    tokens of each instance (N,); and the index of the blank.
     """
 
     targets: Tensor
@@ -207,7 +207,7 @@ def _unpacked(x: Tensor, sizes: Sizes, normalize: bool) -> tuple[Tensor, Tensor]
 
 
 def chosen(x: Tensor, at: Tensor, blank: int, normalize: bool) -> tuple[Tensor, Tensor]:
-    """Logits (*any, V) of the blank, and of the classes `at` (*any), as log-probabilities if they are to be made so."""
+    """Logits (*any, V) of the blank, and of the classes `at` (*any), as log-probabilities if requested."""
     if normalize:
         return apply_function(_LogProbabilities, x, at, blank)[:2]
     return wide(x[..., blank]), wide(x.gather(-1, at.unsqueeze(-1)).squeeze(-1))

@@ -62,7 +62,7 @@ def parallel(kernel: Callable[..., None], shape: torch.Size, weight: int, *args:
 def run(kernel: Callable[..., None], count: int, cost: int, *args: Any) -> None:
     """Run `kernel(start, stop, *args)` over `count` rows, in at most torch.get_num_threads() threads.
 
-    `cost` is that of a row, in units of a pass over an element.
+    `cost` is the cost of a row, in units of a pass over an element.
     """
     threads = min(torch.get_num_threads(), count, count * cost // GRAIN)
     if threads <= 1:

@@ -3,7 +3,7 @@
 `kernels/<op>/__init__.py` declares the operator; `reference.py`, `cpu.py` and `cuda.py` beside it each hold a
 function of the operator's name. The file name is the device: the CPU runs `cpu.py`, CUDA runs `cuda.py`, and every
 other device, or a device without a file, runs `reference.py`. Kernel files are imported at their first call, so
-that `import polymax` pays for neither Numba nor Triton.
+that `import polymax` loads neither Numba nor Triton.
 
 torch.compile, torch.func, dispatch modes and profilers see the operator. If none of them is active, a call goes
 straight to the function of the device, since torch's dispatch to a Python function takes longer than many kernels.

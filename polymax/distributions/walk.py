@@ -76,7 +76,7 @@ class Walk(Distribution):
         return narrow(map_parts(lambda t: t.unflatten(0, shape) if len(shape) else t[0], tree.shaped(y)), self._dtype)
 
     def log_prob(self, y: Parts) -> Tensor:
-        """log p(y), (*lead, *batch) for y with further leading dims; -inf for what is not in the support."""
+        """log p(y), (*lead, *batch) for y with further leading dims; -inf outside of the support."""
         q, derived = self._hyperedges(y)
         log = _log_of(self._weights)
         total = _sum(q, log.expand(q.shape), self._tree)
@@ -93,13 +93,13 @@ class Walk(Distribution):
         return -_sum(self._expected_uses, _log_of(self._weights), self._tree).to(self._dtype)
 
     def cross_entropy(self, other: "Walk") -> Tensor:
-        """-E[log other(y)] for y drawn from this distribution; inf where the other rules out what this draws."""
+        """-E[log other(y)] for y drawn from this distribution; inf if the other lacks a structure of this support."""
         return -_sum(self._expected_uses, _log_of(other._weights), self._tree).to(self._dtype)
 
     def topk(self, k: int) -> tuple[Parts, Tensor]:
         """The k most probable structures (*batch, k, ...), best first, and their probabilities (*batch, k).
 
-        Where there are fewer, zeros of probability 0 follow.
+        If there are fewer, zeros of probability 0 follow.
         """
         tree = self._tree
         # float64 keeps the order of structures that are close
@@ -115,7 +115,7 @@ class Walk(Distribution):
         """k structures that differ (*batch, k, ...), in the order of draws without replacement, and probabilities.
 
         Each is drawn by its probability among those that are left; probabilities (*batch, k) are those of the whole
-        distribution. Where there are fewer, zeros of probability 0 follow. (Derivations of a `Hypergraph` that use
+        distribution. If there are fewer, zeros of probability 0 follow. (Derivations of a `Hypergraph` that use
         the same parts count as different, as in `topk`.)
 
         See: Kool, van Hoof and Welling 2019, Stochastic beams and where to find them.
@@ -143,7 +143,7 @@ class Walk(Distribution):
 
     @cached_property
     def _weights(self) -> Tensor:
-        """The weights p (B, edges) of hyperedges, recorded by autograd where the scores want gradients."""
+        """The weights p (B, edges) of hyperedges, recorded by autograd if the scores require gradients."""
         tree = self._tree
         with torch.set_grad_enabled(torch.is_grad_enabled() and tree.scores.requires_grad):
             levels = levels_of(tree.graph)
@@ -186,7 +186,7 @@ def _kl_of_walks(p: Walk, q: Walk) -> Tensor:
 
 
 def refuse_large_support(counts: Tensor) -> int:
-    """The largest of the counts of structures, at least 1; a ValueError where it is too many to list."""
+    """The largest of the counts of structures, at least 1; a ValueError if they are too many to list."""
     largest = float(counts.max()) if counts.numel() else 0.0
     if largest > _LARGEST_SUPPORT:
         raise ValueError(f"the support has {largest:.3g} structures, too many to list; take topk(k)")

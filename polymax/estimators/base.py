@@ -25,7 +25,7 @@ class Estimator(ABC):
 
     An estimator of your own is a class with one method, `vjp`. Whatever it returns, padding, parts that no structure
     uses and parts of score -inf get a gradient of 0, and shared scores get the sum. Half precision is computed in
-    float32. MAP being piecewise constant, the second derivative is that of the formula in `vjp`.
+    float32. MAP is piecewise constant, so that the second derivative is that of the formula in `vjp`.
 
     Example:
         >>> class Signs(Estimator):
@@ -75,7 +75,7 @@ class NoisyEstimator(Estimator):
     """An estimator that returns the best structure of perturbed scores; `vjp` is called at these scores, too.
 
     Noise is added to the first score tensor, gamma times a draw for each part. For chains these parts are the states:
-    without transition scores, the draws are then those of independent softmaxes, which noise on pairs would flatten.
+    without transition scores, Gumbel noise then draws from independent softmaxes.
     """
 
     noise: Noise = Gumbel()  # noqa: RUF009

@@ -14,12 +14,12 @@ from polymax.structures.base import Parts, tensors
 
 @dataclass(frozen=True, eq=False)
 class ImplicitMLE(NoisyEstimator):
-    """A random structure; its gradient is that of the likelihood of structures to which a step along -g would lead.
+    """A random structure; its gradient compares it with the structure after a step of the scores along -g.
 
         y = map(scores + gamma z_1),    vjp(g) = mean over i of (map(x_i) - map(x_i - step g)) / step,
         x_i = scores + gamma z_i,  i = 1, ..., samples
 
-    Noise that suits structures of k parts is SumOfGamma(k).
+    For structures of k parts, use the noise SumOfGamma(k).
 
     Example:
         >>> x = torch.tensor([0.0, 20.0, -40.0], requires_grad=True)

@@ -62,8 +62,8 @@ def refuse_single(batch: torch.Size) -> None:
 def combinations(chosen: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """All combinations of chosen structures, one of each instance of a group.
 
-    Shapes: chosen (*batch, g, k), bool; the results are which of (*batch, k, ..., k), g times, are such; their members
-    (m, g), places among those that are chosen; and their groups (m,)
+    Shapes: chosen (*batch, g, k), bool; results: a bool tensor (*batch, k, ..., k), k repeated g times, True for these
+    combinations; their members (m, g), places among the chosen structures; and their groups (m,)
 
     Example:
         >>> combinations(torch.tensor([[[True, False], [True, True]]]))[1]

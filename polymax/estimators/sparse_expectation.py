@@ -76,7 +76,7 @@ class SparseExpectation:
 
 
 def _support_of(smooth: Any, scores: tuple[Tensor, ...]) -> tuple[Parts, Tensor]:
-    """The structures that have weight, (count, ...), and probabilities (*batch, k), not 0 for these; NaN shows."""
+    """The structures of nonzero probability (count, ...), also of NaN, and the probabilities (*batch, k)."""
     if smooth.structure.one_part:
         p = smooth.argmax(*scores)
         return torch.nn.functional.one_hot((p != 0).nonzero()[:, -1], p.shape[-1]).to(p.dtype), p

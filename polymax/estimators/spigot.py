@@ -14,11 +14,11 @@ from polymax.structures.base import Parts, tensors
 
 @dataclass(frozen=True, eq=False)
 class Spigot(Estimator):
-    """The best structure, with the step that projected gradient descent on structures would make from it.
+    """The best structure; its gradient is the step of projected gradient descent from it.
 
         vjp(g) = (y - p) / step,    p = the projection of y - step g onto the hull of the structures that -inf allows
 
-    Where y - step g is in the hull it is the straight-through gradient. For chains and segmentations distances are
+    If y - step g is in the hull, this is the straight-through gradient. For chains and segmentations distances are
     those of the first tensor, which SparseMap penalises, and p is the minimizer of step <g, p> + 1/2 |p - y|^2.
 
     Example:

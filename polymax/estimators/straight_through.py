@@ -1,4 +1,4 @@
-"""Straight-through: the gradient of something else in place of that of MAP."""
+"""Straight-through estimators: MAP forward, and backward the gradient of the identity or of a smoothing."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -20,8 +20,8 @@ class StraightThrough(Estimator):
 
         vjp(g) = g,    or  J^T g,  J the Jacobian of through.argmax at the scores
 
-    A smoothing in the place of the structure is that structure through the smoothing; a regularizer is the simplex
-    through its mapping.
+    Given a smoothing instead of a structure, it takes the smoothing's structure, through the smoothing; given a
+    regularizer, it takes the simplex, through the regularizer's mapping.
 
     Example:
         >>> x = torch.tensor([0.0, 2.0, 1.0], requires_grad=True)
@@ -51,7 +51,7 @@ class StraightThrough(Estimator):
 
 
 def checked_through(through: Smoothing | None) -> None:
-    """Refuse what is neither a smoothing nor None, which stands for the identity."""
+    """Refuse an argument that is neither a smoothing nor None, which stands for the identity."""
     if through is not None and not isinstance(through, Smoothing):
         raise TypeError(f"through must be a smoothing, such as Marginals(structure); got {type(through).__name__}")
 

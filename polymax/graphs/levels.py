@@ -6,8 +6,8 @@
     tangent      the derivative of all three along d, with J the Jacobian of argmax_Omega:
                  da_e = d_e + sum dv_tails,  dv_h = <p, da>,  dp = J da,  dq_e = dp_e E_head + p_e dE_head
 
-Every function is differentiable by autograd, to any order: it specifies the compiled kernels, and is what runs where
-there are none. The batch is innermost: scores of hyperedges are (edges, batch), values of nodes (nodes, batch).
+Every function is differentiable by autograd, to any order: it specifies the compiled kernels, and runs on devices
+without them. The batch is innermost: scores of hyperedges are (edges, batch), values of nodes (nodes, batch).
 
 See: Mensch and Blondel 2018, Differentiable dynamic programming, sections 2 and 3.
 """

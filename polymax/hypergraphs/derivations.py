@@ -47,7 +47,7 @@ class Derivations:
     def kbest(self, weights: Tensor, k: int) -> tuple[Parts, Tensor]:
         """The k best structures (k, *batch, ...), best first, and their weights (*batch, k).
 
-        Where there are fewer, zeros of weight -inf follow.
+        If there are fewer, zeros of weight -inf follow.
 
         Shapes: weights (B, edges), those of hyperedges
         """
@@ -57,7 +57,7 @@ class Derivations:
         return self.shaped(y.movedim(1, 0).to(self.scores.dtype)), values.reshape(*self.batch, k)
 
     def edge_scores(self) -> Tensor:
-        """The score of each hyperedge, (B, edges) in float64; 0 for one that carries no part."""
+        """The score of each hyperedge, (B, edges) in float64; 0 for a hyperedge without a part."""
         padded = torch.nn.functional.pad(self.scores.double(), (0, 1))
         return padded[:, torch.where(self.graph.part < 0, self.graph.parts, self.graph.part)]
 

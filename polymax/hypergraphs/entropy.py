@@ -1,4 +1,4 @@
-"""The Omega of smoothed recursions as a function of expected parts, where these determine it."""
+"""The Omega of smoothed recursions as a function of expected parts, if these determine it."""
 
 import torch
 from torch import Tensor

@@ -27,7 +27,7 @@ from polymax.backend.derived import derived, node
 from polymax.backend.dispatch import transforming, wrapped
 from polymax.backend.function import under_transform
 
-# the alpha of Tsallis' entropies: that of Shannon's, and that of no smoothing
+# alphas of Tsallis' entropies: SHANNON of Shannon's entropy, HARD for no smoothing
 SHANNON, HARD = 1.0, math.inf
 _requires_grad = attrgetter("requires_grad")
 
@@ -54,7 +54,7 @@ class Passes(Protocol):
         """Value (batch,), recorded by autograd."""
 
     def slope(self, tensors: tuple[Tensor, ...], v: Tensor, chart: Tensor, g: Tensor) -> tuple[Tensor, ...]:
-        """See `Slopes.slope`; so for the next two methods."""
+        """See `Slopes.slope`; `Slopes` describes the next two methods, too."""
 
     def mean(
         self, tensors: tuple[Tensor, ...], full: torch.Size | None
@@ -66,7 +66,7 @@ class Passes(Protocol):
 
 
 class Slopes:
-    """Derivatives that nobody derives again, by the passes; what has shorter ways to them says so.
+    """Derivatives that are not differentiated again, computed by the passes; subclasses may have faster ways.
 
     The derivatives of an instance whose value is NaN are NaN.
     """
@@ -79,9 +79,10 @@ class Slopes:
     def mean(
         self: Any, tensors: tuple[Tensor, ...], full: torch.Size | None
     ) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, ...]]:
-        """The derivative of v in scores of which the last may be expanded, after what `mean_slope` takes.
+        """Return (chart, g), which `mean_slope` takes, and the derivative of v in each score tensor, the last one
+        expanded to `full`.
 
-        That is a chart, and for each instance its value, or 1, or NaN where the value is.
+        g (batch,) is 1, or NaN if the value is NaN; a subclass may return the value instead.
         """
         v, chart = self.inside(tensors)
         g = v.clamp(1, 1)
@@ -90,7 +91,7 @@ class Slopes:
     def mean_slope(
         self: Any, tensors: tuple[Tensor, ...], chart: Tensor, g: Tensor, along: tuple[Tensor | None, ...]
     ) -> Sequence[Tensor]:
-        """The derivative of the mean along tangents, in each score tensor, summed over what is shared."""
+        """The derivative of the mean along tangents, in each score tensor, summed over shared dimensions."""
         return self.tangent(tensors, chart, g, _materialized(self, tensors, along))[1:]
 
 
@@ -154,7 +155,7 @@ class Problem:
         return found if len(self.batch) == 1 else found.reshape(self.batch)
 
     def expectation(self, smoothing: Any) -> Parts:
-        """The gradient of the value: a structure where nothing is smoothed, expected parts otherwise."""
+        """The gradient of the value: a structure if nothing is smoothed, expected parts otherwise."""
         passes, tensors = self.passes(smoothing), self.tensors
         if torch.compiler.is_compiling() or transforming() or forward_ad._current_level >= 0:
             each = tensors if self.full is None else _expanded(passes, tensors, self.full)
@@ -200,7 +201,7 @@ _value = derived(_Value)
 
 
 def _value_slope(passes: Passes, v: Tensor, chart: Tensor, tensors: Sequence[Tensor], g: Tensor) -> tuple[Any, ...]:
-    """g mu, after nothing for the passes and before nothing for what comes after the scores."""
+    """The gradients of `_Value`: None for the passes, g mu for the scores, None for the tensors after the scores."""
     if _last():
         mu = passes.slope(tuple(tensors), v, chart, g)
     else:
@@ -248,7 +249,7 @@ _expectation = derived(_Expectation)
 
 
 class _PlainValue(Function):
-    """The value alone, in the form that costs least, where nothing transforms the call."""
+    """The value alone, in the form that costs least, if no transformation is active."""
 
     @staticmethod
     def forward(ctx: Any, passes: Passes, *tensors: Tensor) -> Tensor:
@@ -267,18 +268,18 @@ _plain_value = node(_PlainValue)
 
 
 def _mean(passes: Passes, full: torch.Size | None, *tensors: Tensor) -> tuple[Tensor, ...]:
-    """The derivative of v in scores of which the last may be expanded."""
+    """The derivative of v in each score tensor, the last one expanded to `full`."""
     return passes.mean(tensors, full)[1]
 
 
 class _PlainMean(Function):
-    """`_mean` in one node, where nothing transforms the call."""
+    """`_mean` in one node, if no transformation is active."""
 
     @staticmethod
     def forward(ctx: Any, passes: Passes, full: torch.Size | None, *tensors: Tensor) -> tuple[Tensor, ...]:
         kept, mu = passes.mean(tensors, full)
         ctx.passes, ctx.full = passes, full
-        # where one of several expectations is used, no zeros are filled in for the others
+        # if only one of several expectations is used, no zeros are filled in for the others
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(*kept, *tensors)
         return mu
@@ -348,24 +349,24 @@ _tangent = derived(_Tangent)
 
 
 def _materialized(passes: Passes, like: Any, tangents: tuple[Tensor | None, ...]) -> tuple[Tensor, ...]:
-    """Tangents of the scores, 0 where there are none."""
+    """Tangents of the scores, with zeros for None."""
     count = passes.scores
     return tuple(torch.zeros_like(x) if t is None else t for x, t in zip(like[:count], tangents[:count], strict=True))
 
 
 def _expanded(passes: Passes, tensors: tuple[Tensor, ...], full: torch.Size) -> tuple[Tensor, ...]:
-    """The tensors, of which the last score tensor is expanded."""
+    """The tensors, with the last score tensor expanded to `full`."""
     last = passes.scores - 1
     return *tensors[:last], tensors[last].expand(full), *tensors[last + 1 :]
 
 
 def _one(v: Tensor) -> Tensor:
-    """1 for every value, but NaN for one that is NaN: by it, so are all derivatives of the instance."""
+    """1 for each value, or NaN if it is NaN: as a factor, it makes all derivatives of the instance NaN."""
     return v.clamp(1, 1)
 
 
 def _last() -> bool:
-    """True if nobody derives what a backward pass computes: torch.compile never does."""
+    """True if the results of a backward pass are not differentiated again: torch.compile never does so."""
     return torch.compiler.is_compiling() or not (torch.is_grad_enabled() or under_transform())
 
 

@@ -1,4 +1,4 @@
-"""Recursions whose every maximum is smoothed by a regularizer: in kernels where these know it, else in torch."""
+"""Recursions whose every maximum is smoothed by a regularizer: in kernels if they have it, else in torch."""
 
 from dataclasses import dataclass
 from functools import partial
@@ -17,7 +17,7 @@ from polymax.regularizers import Gini, Regularizer, Shannon, Tsallis, Zero
 
 
 def kernel_alpha(omega: Regularizer) -> float | None:
-    """The alpha by which kernels know a regularizer, whatever its gamma; None for one that they do not know."""
+    """The alpha of a regularizer that kernels have, whatever its gamma; None for other regularizers."""
     match omega:
         case Zero():
             return HARD
@@ -31,12 +31,12 @@ def kernel_alpha(omega: Regularizer) -> float | None:
 
 
 def regularizer_of(alpha: float) -> Regularizer:
-    """The regularizer that kernels know by this alpha."""
+    """The regularizer that kernels have under this alpha."""
     return Zero() if alpha == HARD else Tsallis(alpha)
 
 
 def smoothed_value(structure: Any, omega: Regularizer, scores: tuple[Tensor, ...]) -> Tensor:
-    """The maximum of a dynamic program smoothed by `omega`, whose gamma is 1 where kernels know it, (*batch,)."""
+    """The maximum of a dynamic program smoothed by `omega`, whose gamma is 1 if kernels have it, (*batch,)."""
     alpha = kernel_alpha(omega)
     if alpha is not None:
         return structure.problem(*scores).value(alpha)
@@ -72,7 +72,7 @@ def _level_problem(structure: Any, scores: tuple[Tensor, ...]) -> Problem:
 
 
 def _wants_gradients(omega: Regularizer) -> bool:
-    """True if the regularizer itself wants gradients, or may want them."""
+    """True if a parameter of the regularizer requires a gradient, or may require one."""
     return omega.closes_over_tensors or any(functional() or t.requires_grad for t in omega._tensors().values())
 
 

@@ -1,1 +1,1 @@
-"""Other people's libraries: each in a module of its own, imported by whoever has the library."""
+"""Integrations of other libraries, each in a module of its own; import it if the library is installed."""

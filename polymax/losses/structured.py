@@ -1,4 +1,4 @@
-"""The Fenchel-Young loss over structures, from a target that says what is known."""
+"""The Fenchel-Young loss over structures, given a complete or a partial target."""
 
 from typing import Any
 

@@ -93,7 +93,7 @@ class Between:
 class Partial:
     """A target with some known parts: the loss is that of all structures that agree with them.
 
-        loss = max(scores) - max(scores of what is allowed)
+        loss = max(scores) - max(scores of allowed structures)
 
     Marginals sums over the structures that agree, LocalMax takes their smoothed maximum, and with other smoothings the
     best of them is the target. `known` is bool, True for allowed parts of the first score tensor; or integers as

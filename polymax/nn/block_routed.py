@@ -98,7 +98,8 @@ class BlockRoutedAttention(nn.Module):
     ) -> Tensor:
         """Return the context; `options` are softcap and sinks of `scaled_dot_product_attention`.
 
-        Masks are as there. A query stands at key i + causal_offset, and its window is counted from there.
+        Masks are those of `scaled_dot_product_attention`, too. A query stands at key i + causal_offset, and its window
+        is counted from there.
         """
         call = self._call(query, key, value, attn_mask, is_causal, scale, causal_offset)
         told = {"scale": scale, "mapping": self.mapping, **options}
@@ -243,7 +244,7 @@ class BlockRoutedAttention(nn.Module):
         return t.repeat_interleave(self.query_block, -2)[..., :queries, :] if self.query_block > 1 else t
 
     def _mask(self, call: AttentionCall, routes: "_Routes") -> Tensor:
-        """The log priors of all keys, with what masks hide and add: (batch, num_heads, L, S)."""
+        """The log priors of all keys plus the masks: -inf for hidden keys, (batch, num_heads, L, S)."""
         queries, keys = call.query.shape[2], call.key.shape[2]
         mask = self._of_queries(routes.bias, queries).repeat_interleave(self.block, -1)[..., :keys]
         places = torch.arange(queries, device=mask.device)[:, None] + call.pattern.offset

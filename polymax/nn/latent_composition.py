@@ -1,4 +1,4 @@
-"""Vectors of sentences, composed along dependency trees: a tree each, several trees each, or expected arcs."""
+"""Vectors of sentences, composed along dependency trees: one tree or several for each sentence, or expected arcs."""
 
 from abc import ABC, abstractmethod
 

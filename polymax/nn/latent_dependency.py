@@ -1,4 +1,4 @@
-"""Latent dependency trees: a parser and a composition, learned together from what comes after."""
+"""Latent dependency trees: a parser and a composition, learned together from the loss of a task."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -47,7 +47,8 @@ class LatentDependency(nn.Module):
 
     A method of one's own is an object: a smoothing, an estimator, `Given`, each over SpanningTree() or
     ProjectiveTree(). composition is "tree-lstm", the root of a child-sum Tree-LSTM, or "gcn", the mean over tokens of a
-    graph convolution; `layers` is how often states go along arcs, which in a single tree a Tree-LSTM decides itself.
+    graph convolution; `layers` is the number of times that states go along arcs; a Tree-LSTM over a single tree needs
+    no such number.
 
     Shapes: x (B, n, size); lengths (B,); encodings (B, hidden); heads (B, n), 0 the root symbol, -1 at padding
 

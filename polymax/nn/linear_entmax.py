@@ -14,7 +14,7 @@ class LinearEntmaxLoss(nn.Module):
     Parameters are those of `torch.nn.Linear(size, words)`, whose state_dict loads. `weight` may be shared with an
     embedding: `head.weight = embedding.weight`. See `pm.linear_entmax_loss` for the options.
 
-    Shapes: hidden (*batch, size); target (*batch,); the loss as reduction says
+    Shapes: hidden (*batch, size); target (*batch,); the loss (), or (*batch,) with reduction "none"
 
     Example:
         >>> _ = torch.manual_seed(0)

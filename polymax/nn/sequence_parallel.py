@@ -152,7 +152,7 @@ def sharded_keys_attention(
 
 
 def _alpha(mapping: Mapping) -> float | None:
-    """The number alpha of a mapping that is softmax, sparsemax or entmax; None of any other."""
+    """The number alpha of a mapping that is softmax, sparsemax or entmax; None for other mappings."""
     if mapping is softmax or (isinstance(mapping, Shannon) and mapping.gamma == 1):
         return 1.0
     alpha = entmax_alpha(mapping)
@@ -160,7 +160,7 @@ def _alpha(mapping: Mapping) -> float | None:
 
 
 def _check_parts(query: Tensor, key: Tensor, value: Tensor) -> None:
-    """Refuse tensors without a dimension of tokens, and values that are not as many as keys."""
+    """Refuse tensors without a dimension of tokens, and unequal numbers of keys and values."""
     for name, t in (("query", query), ("key", key), ("value", value)):
         if not isinstance(t, Tensor) or t.dim() < 2:
             came = tuple(t.shape) if isinstance(t, Tensor) else type(t).__name__
@@ -202,7 +202,7 @@ def _agreed_sizes(
 
 
 def _gathered(key: Tensor, value: Tensor, sizes: tuple[int, ...], group: Any) -> tuple[Tensor, Tensor]:
-    """Keys and values of all processes, in one collective where their shapes allow it."""
+    """Keys and values of all processes, in one collective if their shapes allow it."""
     dim = key.dim() - 2
     if key.shape[:-1] != value.shape[:-1] or key.dtype != value.dtype:
         return joined(key, sizes, dim, group), joined(value, sizes, value.dim() - 2, group)

@@ -18,7 +18,7 @@ SHIFT, REDUCE = 0, 1
 
 
 def check_transitions(transitions: Tensor, lengths: Tensor | None = None) -> Tensor:
-    """Transitions (*batch, T) as int64; a ValueError if a row is not a tree, or its length not that of `lengths`.
+    """Transitions (*batch, T) as int64; a ValueError if a row is not a tree, or if its length differs from `lengths`.
 
     Values on an accelerator are not checked.
 
@@ -182,7 +182,8 @@ def right_branching(lengths: Tensor) -> Tensor:
 
 
 def balanced(lengths: Tensor) -> Tensor:
-    """Transitions (*batch, 2 n - 1) of trees like (a b) (c d), for lengths (*batch,); left halves have the odd token.
+    """Transitions (*batch, 2 n - 1) of trees like (a b) (c d), for lengths (*batch,); an odd token goes to the left
+    half.
 
     Example:
         >>> balanced(torch.tensor([4, 3]))

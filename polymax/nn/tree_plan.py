@@ -33,14 +33,14 @@ class TreePlan:
     """Levels of `count` trees, deepest first, and the tables that connect their nodes.
 
     Shapes:
-        links (e,)          for each level in turn, how it is tied to the block of states that the level below it left.
+        links (e,)          for each level in turn, its links to the block of states of the level below it.
                             Binary trees: (composed, 2), places in that block of the children of each node; composed
                             nodes come before tokens in a block. Dependency trees: the parents in this level of all
                             nodes of that block, ascending
         starts (s,)         of dependency trees: for each level in turn, where the children of each node begin
         used (u,)           places in tokens (B n,), flattened, of all tokens that are in some tree
         tokens (k,)         places in used of the tokens of all trees, as levels take them
-        roots (count, m)    places in the last block of the nodes without a parent, its size where there is none
+        roots (count, m)    places in the last block of the nodes without a parent, its size if there is none
         nodes (count, T)    places in all blocks, one after the other, of all nodes, their number at padding
 
     Example:
@@ -144,7 +144,7 @@ def _plan(
 
 
 def _rows(values: Tensor, row: Tensor, count: int) -> Tensor:
-    """Values (k,) put into rows (count, most), in their order, -1 where a row has fewer."""
+    """Values (k,) put into rows (count, most), in their order; -1 at the end of shorter rows."""
     sizes = torch.bincount(row, minlength=count)
     order = row.argsort(stable=True)
     column = torch.arange(row.numel(), device="cpu") - (sizes.cumsum(0) - sizes)[row[order]]

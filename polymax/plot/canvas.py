@@ -13,7 +13,7 @@ MISSING = "polymax.plot needs matplotlib: pip install 'polymax[plot]'"
 
 
 def new_axes(width: float, height: float, rows: int = 1, columns: int = 1) -> Any:
-    """Axes of a new figure that belongs to no window: one, or an array of them."""
+    """Axes of a new figure without a window: one, or an array of them."""
     try:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure

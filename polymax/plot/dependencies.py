@@ -26,7 +26,7 @@ def dependencies(
     probabilities: Any = None,
     ax: Any = None,
 ) -> Any:
-    """Draw a dependency tree: an arrow from the head of each word to it, with the name of the relation on it.
+    """Draw a dependency tree: an arrow to each word from its head, with the name of the relation.
 
     An arc is above all arcs that it contains or crosses, so that labels do not overlap; distances between words fit the
     words and the labels. The head 0 is the root, above its word. With `probabilities`, less probable arcs are paler,
@@ -79,7 +79,7 @@ def dependencies(
 
 
 def arc_levels(arcs: Sequence[Arc]) -> dict[Arc, int]:
-    """Levels of arcs, from 1: shorter ones first, each above all those that it contains or crosses.
+    """Levels of arcs, from 1: shorter arcs first, each above all arcs that it contains or crosses.
 
     Example:
         >>> arc_levels([(2, 1), (2, 4), (4, 3), (1, 5)])
@@ -113,7 +113,7 @@ def _places(heads: Sequence[int], tokens: Sequence[str], names: Sequence[str]) -
 
 
 def _ends(heads: Sequence[int], x: Sequence[float], tokens: Sequence[str]) -> dict[Arc, tuple[float, float]]:
-    """The ends of arcs: on the side of a word that an arc goes to, shorter arcs farther out, so that none cross."""
+    """The ends of arcs, on that side of a word to which the arc goes; shorter arcs end farther out: none cross."""
     touching: dict[tuple[int, int], list[Arc]] = {}
     for word, head in enumerate(heads, 1):
         if head:

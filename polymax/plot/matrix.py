@@ -82,9 +82,9 @@ def word_axes(ax: Any, rows: Sequence[str], columns: Sequence[str]) -> None:
 
 
 def borders(w: np.ndarray) -> tuple[list[Segment], list[Segment]]:
-    """Border segments ((x, y), (x, y)): those that touch zeros alone, and those around positive weights.
+    """Border segments ((x, y), (x, y)): borders that touch only zeros, and borders around positive weights.
 
-    They surround every cell, except that equal positive neighbours in a row have none between them.
+    They surround every cell; equal positive neighbours in a row have no border between them.
     """
     split = np.ones((w.shape[0], w.shape[1] + 1), dtype=bool)
     split[:, 1:-1] = (w[:, 1:] != w[:, :-1]) | (w[:, 1:] == 0)

@@ -24,8 +24,8 @@ def sequence(
 ) -> Any:
     """Draw the marginals of tag sequences: a column for each word, a row for each tag. Returns the axes.
 
-    The area of a node is the probability of its tag, the width of a line that of the two tags it joins; exact
-    zeros draw nothing. `path` holds the tags of one sequence, drawn in orange; -1 at its end is padding.
+    The area of a node is the probability of its tag, the width of a line the probability of the pair of tags that it
+    joins; exact zeros draw nothing. `path` holds the tags of one sequence, drawn in orange; -1 at its end is padding.
 
     Shapes: unary (n, s), transition (n-1, s, s) [previous, next], path (n,).
 
@@ -84,7 +84,7 @@ def words(name: str, labels: Sequence[str] | None, size: int, first: int = 0) ->
 
 
 def sentence_axes(ax: Any, tokens: Sequence[str], height: float, margin: float = 0.2) -> tuple[Any, float]:
-    """The axes, or new ones wide enough for the tokens, and the width of a column in points."""
+    """The axes, or new axes wide enough for the tokens, and the width of a column in points."""
     n = len(tokens)
     if ax is not None:
         return ax, points(ax)[0] / n
@@ -120,7 +120,7 @@ def thickness(p: np.ndarray, top: float) -> np.ndarray:
 
 
 def shades(p: np.ndarray) -> np.ndarray:
-    """Colours (len(p), 4): blue, more opaque where more probable."""
+    """Colours (len(p), 4): blue, more opaque for larger probabilities."""
     from matplotlib.colors import to_rgb
 
     return np.column_stack([np.tile(to_rgb(BLUE), (len(p), 1)), 0.2 + 0.8 * np.clip(p, 0, 1)])

@@ -108,7 +108,7 @@ def arcs(mu: Any, tokens: Sequence[str] | None = None, *, ax: Any = None) -> Any
 
 
 def heights(spans: Sequence[Span]) -> dict[Span, int]:
-    """Heights of brackets: the width of the span, and more where brackets of one width would overlap."""
+    """Heights of brackets: the width of the span, and more if brackets of one width would overlap."""
     placed: dict[Span, int] = {}
     base = 0
     for width in range(1, 1 + max((j - i + 1 for i, j in spans), default=0)):
@@ -191,7 +191,7 @@ def _curve(head: int, modifier: int, rise: float, top: float) -> Any:
 
 
 def _rise(w: np.ndarray, head: int, modifier: int) -> float:
-    """Height of an arc: more than that of its opposite, if there is one, for arcs to the left; 0 from the root."""
+    """Height of an arc: to the left, above the arc in the opposite direction, if there is one; 0 from the root."""
     apart = 0.4 if modifier < head and w[modifier, head] else 0.0
     return apart + abs(head - modifier) ** 0.75 if head else 0.0
 
@@ -201,7 +201,7 @@ def _number(p: float) -> str:
 
 
 def _write(ax: Any, x: float, y: float, text: str, size: float, gap: bool = False) -> None:
-    """Write on a white outline, or in a gap of the line below."""
+    """Write text with a white outline, or in a gap of the line below it."""
     from matplotlib.patheffects import withStroke
 
     # smaller than this, nobody reads it
@@ -220,7 +220,7 @@ def _crossing(spans: Sequence[Span]) -> bool:
 
 
 def _spans(mu: Any, labels: Sequence[str] | None) -> tuple[np.ndarray, list[str]]:
-    """Weights (n, n, labels), and the names of the labels: none for spans without labels."""
+    """Weights (n, n, labels), and the names of the labels, which are empty for spans without labels."""
     w = weights("mu", mu)
     if w.ndim not in (2, 3) or w.shape[0] != w.shape[1] or 0 in w.shape:
         raise ValueError(f"mu must be (n, n) or (n, n, labels), not empty; got {w.shape}")

@@ -1,4 +1,4 @@
-"""Words in pictures as they are spelled: no formulas, no line breaks, and in fonts that have their letters."""
+"""Words in pictures: never read as formulas, in one line, and in fonts that have their letters."""
 
 import warnings
 from collections.abc import Iterable, Sequence
@@ -19,10 +19,10 @@ ODD = ("cm", "STIXNonUnicode", "STIXSize", "Last Resort")
 
 
 class Lettering:
-    """Words that are drawn together, and how: `texts` one for each word, `look` for matplotlib's texts.
+    """Words that are drawn together: `texts` has one text for each word, `look` the options of matplotlib's texts.
 
-    Line ends and other control characters are escaped. Letters that the default font lacks come from another font that
-    is installed, and are boxes, with a warning, where there is none.
+    Line ends and other control characters are escaped. Letters that the default font lacks come from another installed
+    font; if no font has them, they are boxes, with a warning.
 
     Example:
         >>> words = Lettering(["$x$", "two\\nlines", 7])
@@ -69,7 +69,7 @@ def shortened(word: str) -> str:
 
 
 def text_width(text: str) -> float:
-    """Width of a text in points at size 10, by the width of its characters: full, none or about 0.6 of it."""
+    """Width of a text in points at size 10, by the width of its characters: 1, 0 or about 0.6 of the size."""
     return SIZE * sum(0 if combining(c) else 1 if east_asian_width(c) in "WF" else 0.62 for c in text)
 
 
@@ -106,7 +106,7 @@ def _stand_in(letter: str) -> str:
 
 
 def _families(letters: set[int]) -> tuple[list[str], set[int]]:
-    """Families of fonts to look for letters in, none where those of the settings have all; and the letters found."""
+    """Families of fonts that add missing letters, none if the fonts of the settings have all; and the letters found."""
     try:
         from matplotlib.font_manager import FontProperties, findfont
     except ImportError as error:
@@ -126,7 +126,7 @@ def _families(letters: set[int]) -> tuple[list[str], set[int]]:
 
 @cache
 def _plain_fonts() -> list[tuple[str, str]]:
-    """Names and files of the fonts that are installed, upright and of the usual weight, one of each family."""
+    """Names and files of the installed fonts, upright and of the usual weight, one of each family."""
     from matplotlib.font_manager import fontManager
 
     plain = [f for f in fontManager.ttflist if f.style == "normal" and f.weight in (400, "normal", "regular", "book")]
@@ -136,7 +136,7 @@ def _plain_fonts() -> list[tuple[str, str]]:
 
 @cache
 def _charmap(file: str) -> frozenset[int]:
-    """The letters that a font has; none where its file cannot be read."""
+    """The letters that a font has; none if its file cannot be read."""
     from matplotlib.font_manager import get_font
 
     try:

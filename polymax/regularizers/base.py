@@ -87,7 +87,7 @@ class Regularizer(ABC):
         return (rows.omega_rows(wide(point)) * rows._gamma_of_rows()).to(p.dtype)
 
     def sharded_alpha(self) -> float | None:
-        """The alpha of an entmax with 1 <= alpha <= 2 that this mapping is, if rows that are sharded are to use it."""
+        """The alpha of this mapping if it is entmax with 1 <= alpha <= 2, to solve sharded rows; else None."""
         return None
 
     def _rows(self, x: Tensor, dim: int) -> tuple[Self, Tensor]:
@@ -106,7 +106,7 @@ class Regularizer(ABC):
         return x if self._plain() else self._divided(x, _top(x), x != -torch.inf)
 
     def _divided(self, x: Tensor, top: Tensor, keep: Tensor) -> Tensor:
-        """(x - top) / gamma: -inf stays the mark of absent entries, and others stay finite."""
+        """(x - top) / gamma: -inf still marks absent entries, and other entries stay finite."""
         centred = wide(x) - top
         if isinstance(self.gamma, Tensor):
             # a forbidden entry stays out of the derivative in gamma, where it would be inf * 0
@@ -183,7 +183,7 @@ def _top(x: Tensor) -> Tensor:
 
 
 def _finite(x: Tensor) -> Tensor:
-    """The lowest number in the place of -inf; unlike with `clamp`, a NaN keeps its derivative."""
+    """The scores with the lowest number in place of -inf; unlike with `clamp`, a NaN keeps its derivative."""
     lowest = torch.finfo(x.dtype).min
     return torch.where(x < lowest, lowest, x)
 

@@ -154,7 +154,7 @@ class Capped(Function):
 
 
 class RoundedCapped(Function):
-    """`Capped` in half precision: the rounded weights, and those before rounding, which tell what is at a bound."""
+    """`Capped` in half precision: the rounded weights, and those before rounding, which tell the entries at a bound."""
 
     generate_vmap_rule = True
 
@@ -224,7 +224,10 @@ def _alive(x: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _feasible(x: Tensor, lower: float | Tensor, upper: float | Tensor) -> None:
-    """Refuse bounds between which weights cannot sum to 1. Where nothing can be read, such rows come out as NaN."""
+    """Refuse bounds between which weights cannot sum to 1.
+
+    If values cannot be read, such rows are NaN in the result.
+    """
     if not _check.readable(x) or x.numel() == 0:
         return
     keep = x != -torch.inf

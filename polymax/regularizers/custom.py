@@ -26,8 +26,8 @@ class Custom(Regularizer):
         argmax over p in the simplex of <x, p> - gamma fn(p)
 
     fn is evaluated row by row: the value of a row may not depend on the others. Tensors that fn closes over get
-    first derivatives too. For torch.compile, fn must be made outside of what is compiled. The solver stops when
-    Newton's next step would change p by less than `tol`, or warns after `max_iter` steps with what was reached.
+    first derivatives too. For torch.compile, fn must be made outside of the compiled function. The solver stops when
+    Newton's next step would change p by less than `tol`, or after `max_iter` steps, with a warning.
 
     Example:
         >>> Custom(lambda p: p.square().sum(-1) / 2).argmax(torch.tensor([-2.0, 0.0, 0.5]))
@@ -108,7 +108,7 @@ class _LinearSolve(Function):
 
 
 def _jacobian(fn: Callable[[Tensor], Tensor], p: Tensor, v: Tensor) -> Tensor:
-    """J v; differentiable in p and v where gradients are enabled."""
+    """J v; differentiable in p and v if gradients are enabled."""
     w = conjugate_gradients(fn, p.detach(), v.detach())
     if not torch.is_grad_enabled():
         return w

@@ -1,7 +1,8 @@
-"""`Custom` for torch.compile: its solver, and the Jacobian of the solution, as operators that know fn by a number.
+"""`Custom` for torch.compile: its solver, and the Jacobian of the solution, as operators that take a number in place of
+fn.
 
-The function is looked up while torch.compile traces, and the graph is good for that very function alone. What fn closes
-over is read at each call, as in eager mode.
+The function is looked up while torch.compile traces, and the graph is valid for this one function only. Tensors that fn
+closes over are read at each call, as in eager mode.
 """
 
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""Fusedmax and oscarmax where one kernel is the whole mapping: with how the row is divided instead of its prox.
+"""Fusedmax and oscarmax on devices where one kernel is the whole mapping; it also returns how the row is divided.
 
 A row is read once, in its own dtype. Besides the weights, a byte of each entry is kept for the gradient, or its place
 in the order.
@@ -17,7 +17,7 @@ from polymax.kernels.oscarmax import oscarmax, oscarmax_backward
 
 
 def weights(x: Tensor, strength: float | Tensor, ordered: bool) -> Tensor:
-    """The weights of fusedmax, or of oscarmax if `ordered`, as a node of the graph where there is one."""
+    """The weights of fusedmax, or of oscarmax if `ordered`, as a node of the graph if gradients are recorded."""
     mapping = oscarmax if ordered else fusedmax
     if type(strength) is float and not x.requires_grad and x.dtype.itemsize >= 4:
         # the common call, kept short
@@ -63,13 +63,13 @@ class DividedWeights(Function):
 
 
 def _slope_by_marks(dx: Tensor, mark: Tensor) -> Tensor:
-    """The gradient of the strength of fusedmax: it pulls an entry towards the one before it, and that one back."""
+    """The gradient of the strength of fusedmax: it pulls an entry and the entry before it towards each other."""
     pull = (mark == ABOVE).to(dx.dtype) - ((mark == BELOW) | (mark == WITHOUT)).to(dx.dtype)
     return -(step(dx, mark >= WITHOUT) * pull).sum(-1)
 
 
 def _slope_by_codes(dx: Tensor, code: Tensor) -> Tensor:
-    """The gradient of the strength of oscarmax: it raises the r-th largest score by r, but for a constant.
+    """The gradient of the strength of oscarmax: it raises the r-th largest score by r, up to a constant.
 
     The sum of dx is 0, so that the constant does not matter.
     """
@@ -80,7 +80,7 @@ def _slope_by_codes(dx: Tensor, code: Tensor) -> Tensor:
 class Averaged(Function):
     """v centred on the support and averaged over entries of one weight, by marks, or by codes if `ordered`.
 
-    A symmetric projection. It depends on the weights y by how they are divided alone: its derivative in y is 0.
+    A symmetric projection. It depends on the weights y only by their division into runs: its derivative in y is 0.
     """
 
     generate_vmap_rule = True
@@ -101,7 +101,7 @@ class Averaged(Function):
 
 
 def step(p: Tensor, keep: Tensor | None) -> Tensor:
-    """p_i - p_j with j the last entry to keep before i; 0 where there is none."""
+    """p_i - p_j with j the last entry to keep before i; 0 if there is none."""
     n = p.shape[-1]
     index = torch.arange(n, device=p.device).expand(p.shape)
     if keep is not None:

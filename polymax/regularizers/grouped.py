@@ -65,7 +65,7 @@ class Grouped(Regularizer):
         return self.strength.double().expand(*x.shape[:-1], 1).squeeze(-1)
 
     def _by_rounds(self, x: Tensor) -> Tensor:
-        """Weights where groups share entries."""
+        """Weights if groups share entries."""
         members = self._members(x)
         if not x.numel():
             return wide(x).clone()
@@ -143,14 +143,14 @@ class ForwardGroupedmax(Groupedmax):
 
 
 def _jacobian(x: Tensor, y: Tensor, v: Tensor, *groups: Any) -> Tensor:
-    """J v, with J symmetric; in differentiable torch when a second derivative will be asked for."""
+    """J v, with J symmetric; in differentiable torch if a second derivative may be taken."""
     if torch.is_grad_enabled():
         return reference.grouped_backward(x, y, v, *groups)
     return kernels.grouped_backward(x, y, v, *groups)
 
 
 def _pull(x: Tensor, y: Tensor, entries: Tensor, first: Tensor, lone: int) -> Tensor:
-    """By how much a strength pulls the scores of y down: sqrt(|g|) y_g / norm(y_g), which J0 leaves as it is."""
+    """The amount by which a strength lowers the scores of y: sqrt(|g|) y_g / norm(y_g), which J0 does not change."""
     members = reference.membership(entries, first)
     one = torch.ones((1,) * (x.dim() - 1), dtype=torch.float64, device=x.device)
     roots = reference.prices(x != -torch.inf, one, members, lone)
@@ -158,7 +158,7 @@ def _pull(x: Tensor, y: Tensor, entries: Tensor, first: Tensor, lone: int) -> Te
 
 
 def _plain(groups: Any) -> tuple[int, ...] | tuple[tuple[int, ...], ...]:
-    """The group of each entry, as integers; or the entries of each group, without groups of none."""
+    """The group of each entry, as integers; or the entries of each group, without empty groups."""
     if isinstance(groups, str) or not isinstance(groups, Iterable) or (isinstance(groups, Tensor) and not groups.dim()):
         raise TypeError(f"groups must be integers, one for each entry, or lists of entries; got {groups!r}")
     listed = groups.tolist() if isinstance(groups, Tensor) else list(groups)
@@ -221,7 +221,7 @@ def _membership(groups: tuple[tuple[int, ...], ...], n: int, device: torch.devic
 
 
 def _overlapping(z: Tensor, keep: Tensor, members: Tensor, prices: Tensor) -> Tensor:
-    """Groups that may share entries: alternating directions find which have weight, Newton's steps the weights.
+    """Groups that may share entries: alternating directions find the groups with weight, Newton's steps their weights.
 
     Each entry has a copy in each of its groups; copies shrink group by group, the entries are projected on the simplex.
     """

@@ -33,7 +33,7 @@ def argmax(regularizer: Any, x: Sharded, dim: int, mask: Sharded) -> Tensor:
 
 
 def maximum(regularizer: Any, x: Sharded, dim: int, mask: Sharded) -> Tensor:
-    """Regularizer.max of a DTensor: (*batch,), replicated where the row was sharded."""
+    """Regularizer.max of a DTensor: (*batch,), replicated if the row was sharded."""
     _check.floating(x, "x")
     scores, kept, moved = _moved(regularizer, x, dim, mask)
     of_rows = _row_dims(scores)
@@ -54,21 +54,21 @@ def maximum(regularizer: Any, x: Sharded, dim: int, mask: Sharded) -> Tensor:
 
 
 def omega(regularizer: Any, p: Sharded, dim: int) -> Tensor:
-    """Regularizer.omega of a DTensor: (*batch,), replicated where the row was sharded."""
+    """Regularizer.omega of a DTensor: (*batch,), replicated if the row was sharded."""
     _check.floating(p, "p")
     scores, _, moved = _moved(regularizer, p, dim, None)
     return _locally(type(moved).omega, moved, _gathered(scores, _row_dims(scores)), None)
 
 
 def _sum_over_entries(p: Tensor, alpha: float) -> Tensor:
-    """The Tsallis entropy's part of the entries p, (sum p^alpha - p) / (alpha (alpha - 1)), or sum p log p."""
+    """The share of entries p in the Tsallis entropy: (sum p^alpha - p) / (alpha (alpha - 1)), or sum p log p."""
     if alpha == 1:
         return torch.special.xlogy(p, p).sum(-1)
     return (p**alpha - p).sum(-1) / (alpha * (alpha - 1))
 
 
 class _Row:
-    """This process's part of rows that are sharded, scaled by gamma, and how results are put together again."""
+    """This process's part of rows that are sharded, scaled by gamma, and methods that assemble results."""
 
     def __init__(self, regularizer: Any, x: Sharded, mask: Sharded, of_rows: tuple[int, ...]) -> None:
         from torch.distributed.tensor import Replicate
@@ -106,7 +106,7 @@ class _Row:
         return regularizer._map_tensors(local)
 
     def whole(self, y: Tensor) -> Tensor:
-        """The DTensor, placed like the scores, of which y is this process's part."""
+        """The DTensor, placed like the scores, whose part on this process is y."""
         from torch.distributed.tensor import DTensor
 
         like = self._like

@@ -37,7 +37,7 @@ def threshold(x: Tensor, alpha: float | Tensor, family: int, sensitivity: Sensit
 
 
 class Weights(Function):
-    """`Threshold` for a number alpha, in the form that costs least, where autograd alone looks."""
+    """`Threshold` for a number alpha, in the form that costs least, for calls that only autograd records."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, alpha: float, family: int) -> Tensor:
@@ -94,14 +94,14 @@ _threshold = derived(Threshold)
 
 
 def jacobian(y: Tensor, v: Tensor, alpha: float, family: int, alphas: Tensor | None) -> Tensor:
-    """J v, with J symmetric; in differentiable torch when a second derivative will be asked for."""
+    """J v, with J symmetric; in differentiable torch if a second derivative may be taken."""
     if torch.is_grad_enabled():
         return reference.threshold_backward(y, v, alpha, family, alphas)
     return kernels.threshold_backward(y, v, alpha, family, alphas)
 
 
 def _slope(y: Tensor, dx: Tensor, alphas: Tensor, family: int, sensitivity: Sensitivity) -> Tensor:
-    """The gradient of alphas; in differentiable torch when a second derivative will be asked for."""
+    """The gradient of alphas; in differentiable torch if a second derivative may be taken."""
     if family == kernels.TSALLIS and not torch.is_grad_enabled():
         return tsallis_slope(y, dx, alphas)
     # x = grad Omega_alpha(y) + tau on the support: alpha moves y as scores -d(grad Omega)/dalpha would

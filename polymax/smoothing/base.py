@@ -57,7 +57,7 @@ class Smoothing(ABC):
     def best_of(self, *scores: Tensor) -> Tensor:
         """The value of a target with some known parts: `scores` are -inf at the parts that it forbids.
 
-        Here it is the score, less Omega, of the best structure that is left; subclasses sum over all that are left.
+        Here it is the score, less Omega, of the best allowed structure; subclasses sum over all allowed structures.
         """
         with torch.no_grad():
             y = self.structure.map(*scores)

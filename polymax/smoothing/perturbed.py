@@ -1,4 +1,4 @@
-"""The maximum smoothed by noise: MAP calls alone give its value, its gradient and an estimate of its curvature."""
+"""The maximum smoothed by noise: its value, its gradient and an estimate of its curvature need only calls of MAP."""
 
 from dataclasses import dataclass
 from typing import Any

@@ -56,7 +56,7 @@ class Assignment(Structure):
     def columns(self, *scores: Tensor) -> Tensor:
         """The column (*batch, n) of each row in the best assignment: `decode(map(scores))`, without cells.
 
-        It is -1 in rows without a column, and where scores are undefined or forbid every assignment.
+        It is -1 in rows without a column, and in instances whose scores are undefined or forbid every assignment.
 
         Example:
             >>> Assignment().columns(torch.tensor([[3.0, 2.0, 0.0], [2.0, 0.0, 0.0]]))

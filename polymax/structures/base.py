@@ -259,8 +259,8 @@ class Sampled(Counted):
     def optimal(self, *scores: Tensor, limit: int = 1000) -> tuple[Parts, Tensor]:
         """All structures of the best score, (*batch, k, ...), and how many each instance has, (*batch,) int64.
 
-        Scores are equal if they differ by rounding of float64 alone. At most `limit` structures are listed, and zeros
-        follow in instances that have fewer than k.
+        Scores count as equal if they differ only by rounding of float64. At most `limit` structures are listed, and
+        zeros follow in instances that have fewer than k.
 
         Example:
             >>> paths, count = pm.Alignment().optimal(torch.zeros(2, 2))

@@ -197,7 +197,7 @@ class Chain(DynamicProgram):
         return mu if scores[0].dtype.itemsize >= 4 else narrow(mu, scores[0].dtype)
 
     def full(self, *scores: Tensor) -> tuple[Tensor, ...]:
-        """The scores with transitions expanded to every instance and step, as results have them."""
+        """The scores with transitions expanded to every instance and step, in the shape of results."""
         shared = len(scores) == 2 and scores[0].dim() >= 2 and scores[1].dim() == 2
         if shared and scores[1].shape == scores[0].shape[-1:] * 2:
             unary, transition = scores

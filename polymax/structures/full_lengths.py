@@ -12,7 +12,7 @@ _known: dict[tuple[int, int, torch.device], Tensor] = {}
 
 
 def full_lengths(count: int, size: int, device: torch.device) -> Tensor:
-    """A tensor of `size` for each instance, int64 (count,); it is shared: do not write to it."""
+    """A tensor of `size` for each instance, int64 (count,); do not write to it, since it is shared."""
     # `may_keep` is written out: every call of a dynamic program runs this function
     if torch.compiler.is_compiling() or modes() or (device.type == "cuda" and torch.cuda.is_current_stream_capturing()):
         return torch.full((count,), size, dtype=torch.long, device=device)

@@ -1,4 +1,4 @@
-"""Checks for what you write yourself."""
+"""Checks for regularizers and structures that you write yourself."""
 
 from polymax.testing.law import Law as Law
 from polymax.testing.regularizer import check_regularizer as check_regularizer

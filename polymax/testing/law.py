@@ -9,7 +9,7 @@ from typing import Any
 class Law:
     """A law about one subject; a call raises an AssertionError that names the law if the subject breaks it.
 
-    `__name__` says which law it is, and is what pytest shows: `@pytest.mark.parametrize("law", laws(...))`.
+    `__name__` is the name of the law, which pytest shows: `@pytest.mark.parametrize("law", laws(...))`.
 
     Example:
         >>> law = pm.testing.regularizer_laws(pm.Gini())[0]

@@ -1,4 +1,4 @@
-"""Does a regularizer of your own keep the laws that the rest of the library relies on?"""
+"""The laws that a regularizer of your own must keep, because the library relies on them."""
 
 from dataclasses import fields, replace
 
@@ -26,10 +26,10 @@ def regularizer_laws(regularizer: Regularizer, *sizes: int, seed: int = 0, total
     """The laws of a regularizer, as tests to be called, on random rows of each of the sizes (5 if none is given).
 
     The laws: weights are nonnegative and sum to `total`; they are optimal, and max is the optimal value; the gradient
-    of max is argmax; a constant added to the scores changes nothing; a mask is a crop; any dim; rows do not know each
-    other, also beside NaN; rows of length 0, large and tiny scores, and half precision; first and second derivatives
-    are those of finite differences, and finite in the parameters of masked rows. Parameters are numbers, or tensors of
-    one element.
+    of max is argmax; a constant added to the scores changes nothing; a mask is a crop; any dim; the result of a row
+    does not depend on the other rows, even if these have NaN; rows of length 0, large and tiny scores, and half
+    precision; first and second derivatives are those of finite differences, and finite in the parameters of masked
+    rows. Parameters are numbers, or tensors of one element.
 
     Example:
         >>> for law in pm.testing.regularizer_laws(pm.Gini(), 1, 4):
@@ -51,7 +51,7 @@ def regularizer_laws(regularizer: Regularizer, *sizes: int, seed: int = 0, total
 def generic_scores(regularizer: Regularizer, rows: int, n: int, seed: int = 0, margin: float = 1e-2) -> Tensor:
     """Random float64 scores `(rows, n)` at which finite differences make sense: no kink is near.
 
-    A kink is where a weight starts to move, or two weights start to differ, when a score moves by the margin.
+    At a kink a weight starts to move, or two weights start to differ, if a score moves by the margin.
 
     Example:
         >>> generic_scores(pm.Gini(), 2, 3).shape
@@ -175,7 +175,7 @@ def _rows_are_independent(r: Regularizer, x: Tensor, total: float) -> str | None
 
 
 def _rows_of_no_scores(r: Regularizer, x: Tensor, total: float) -> str | None:
-    """Rows of length 0 have no weights, and -inf as their max; a batch of none has none."""
+    """Rows of length 0 have no weights, and their max is -inf; a batch without rows has an empty result."""
     empty = x[:, :0]
     if r.argmax(empty).shape != empty.shape or r.argmax(x[:0]).shape != x[:0].shape:
         return f"{tuple(empty.shape)} became {tuple(r.argmax(empty).shape)}"

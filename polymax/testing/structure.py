@@ -1,4 +1,4 @@
-"""Does a structure of your own keep the laws that the rest of the library relies on?"""
+"""The laws that a structure of your own must keep, because the library relies on them."""
 
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -22,7 +22,7 @@ Shape = tuple[int, ...]
 def check_structure(structure: Structure, *shapes: Shape, seed: int = 0) -> None:
     """Check the laws of a structure on random scores; AssertionError names the first broken one.
 
-    The structure must have `vertices`, which nothing else needs.
+    The structure must have `vertices`, which only these checks need.
 
     `shapes` are those of its score tensors, for one instance, small enough that `vertices` can list all structures.
     The laws are those of `laws`.
@@ -96,7 +96,7 @@ def _all_structures(structure: Structure, scores: tuple[Tensor, ...], shape: Sha
 
 
 def _no_vertex(structure: Structure, y: Any, shape: Shape) -> str | None:
-    """The fault of structures (batch, ...) of which one is not in the list of vertices; None if all are."""
+    """The error message if one of the structures (batch, ...) is not in the list of vertices, else None."""
     first, y = tensors(structure.vertices(shape))[0].double(), tensors(y)[0].double()
     for b in range(y.shape[0]):
         if not bool((first == y[b]).flatten(1).all(1).any()):
@@ -136,7 +136,7 @@ def _map_is_a_vertex_at_ties(structure: Structure, case: _Case) -> str | None:
 
 
 def _instances_are_independent(structure: Structure, case: _Case) -> str | None:
-    """An instance has the same result alone as in a batch, and a batch of none has none."""
+    """An instance has the same result alone as in a batch, and an empty batch has an empty result."""
     scores = case.scores()
     whole = [tensors(structure.map(*scores))]
     whole += [(SparseMap(structure).max(*scores),)]

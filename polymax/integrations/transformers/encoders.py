@@ -199,7 +199,7 @@ def check_labels(x: Tensor | None, states: Tensor, name: str) -> None:
 def token_kinds(tokenizer: Any, size: int) -> Tensor:
     """Say of each token if it begins a word (0), continues a word (1) or is special (2): uint8 (size,).
 
-    Tokens that continue words have the prefix "##", or lack the sign of a space before them, where a vocabulary has
+    Tokens that continue words have the prefix "##", or lack the sign of a space before them, if the vocabulary has
     either; otherwise every token begins a word.
     """
     vocabulary = {token: number for token, number in tokenizer.get_vocab().items() if number < size}

@@ -59,7 +59,7 @@ def check(model: PreTrainedModel, **inputs: Any) -> dict[str, str | None]:
 def use(model: PreTrainedModel, name: str, **inputs: Any) -> dict[str, str | None]:
     """Give a model the attention implementation `name`, such as "polymax_sparsemax", and return what `check` does.
 
-    Where the mapping is learned, as in "polymax_adaptive_entmax", each attention module gets one of its own, for its
+    If the mapping is learned, as in "polymax_adaptive_entmax", each attention module gets one of its own, for its
     number of heads, as `polymax_mapping`: its parameters are among those of the model, for optimizers, state_dicts and
     `save_pretrained`; `load` gives them back. Call it before the optimizer is made.
 
@@ -145,7 +145,7 @@ def _class_of(config: PreTrainedConfig, given: Any) -> Any:
 
 
 def _with_mappings(model: Any) -> Any:
-    """A class like that of a model, whose instances have the mappings that their configuration tells of."""
+    """A subclass of a model's class, whose instances have the mappings that their configuration lists."""
 
     def init(self: Any, config: PreTrainedConfig, *args: Any, **options: Any) -> None:
         model.__init__(self, config, *args, **options)
@@ -155,7 +155,7 @@ def _with_mappings(model: Any) -> Any:
 
 
 def _add_mappings(model: PreTrainedModel) -> None:
-    """A learned mapping for each attention module that the configuration tells of."""
+    """Add a learned mapping to each attention module that the configuration lists."""
     for name, heads in model.config.polymax_heads.items():
         module = _submodule(model, name)
         implementation = checked_name(getattr(module, "config", model.config)._attn_implementation)

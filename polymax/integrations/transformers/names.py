@@ -40,7 +40,7 @@ learned_mappings: dict[str, Learned] = {}
 
 
 def register(name: str | None = None, mapping: Mapping | None = None, *, learned: Learned | None = None) -> None:
-    """Add the attention implementation `polymax_<name>`; without a name, those of all mappings with defaults.
+    """Add the attention implementation `polymax_<name>`; without a name, add all mappings with their defaults.
 
     The name given here has no prefix, but the name given to a model has: `register("mine", fn)` adds "polymax_mine",
     for `AutoModel.from_config(config, attn_implementation="polymax_mine")`. A second registration replaces the first.

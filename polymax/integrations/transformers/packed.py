@@ -1,4 +1,4 @@
-"""Sequences that a model packs into one row: where they start, and whether a mask says more than they do."""
+"""Sequences that a model packs into one row: their starts, and a test for masks that hide more than other sequences."""
 
 from typing import Any, NamedTuple
 
@@ -50,7 +50,7 @@ def packed_sequences(
 
 
 def says_the_same(mask: Tensor, found: Sequences, queries: int, keys: int) -> bool:
-    """Return True if a mask allows what the sequences do, and adds nothing: it is compared once for all layers."""
+    """Return True if a mask shows the sequences' keys, and adds nothing: it is compared once for all layers."""
     if mask.dim() != 4 or mask.shape[:2] != (1, 1) or mask.shape[2] != queries:
         return False
     key = (id(found.starts_q), found.starts_q._version, mask._version, found.is_causal, found.window, queries, keys)

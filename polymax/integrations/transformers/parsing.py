@@ -216,7 +216,7 @@ class DependencyParserModel(EncoderWithHead):
         return kind(lengths, single_root=self.config.single_root)
 
     def _best_relations(self, nodes: Tensor, heads: Tensor) -> Tensor:
-        """The best labels (B, words) of arcs; where there is a label "root", arcs from the root have it, no other."""
+        """The best labels (B, words) of arcs; a label "root" is for arcs from the root alone."""
         assert self.relations is not None
         scores = self.relations(nodes, heads).float()
         rooted = [name.lower() == "root" for name in label_names(self.config)]

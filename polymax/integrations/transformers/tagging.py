@@ -55,7 +55,7 @@ class CRFForTokenClassification(EncoderWithHead):
 
     In evaluation, softmax of `logits` gives the probability of each label given the whole sentence, in which no label
     exceeds that of the best sequence: the largest logit of a word is at its label in `decode`. Subwords that are not
-    first have the logits of their word, in which B-X and I-X are exchanged where B-X is the label. In training, logits
+    first have the logits of their word, in which B-X and I-X are exchanged if the label is B-X. In training, logits
     are the scores of words before the chain.
 
     Without labels, words begin where `word_mask` is True, otherwise where `token_kinds` says so, which `from_encoder`
@@ -182,7 +182,7 @@ class CRFForTokenClassification(EncoderWithHead):
 
 
 def _continued(names: list[str]) -> Tensor:
-    """The label that later subwords of a word have: I-X for B-X where there is I-X, else the word's label."""
+    """The label that later subwords of a word have: I-X for B-X if there is I-X, else the word's label."""
     later = [f"I-{name[2:]}" if name.startswith("B-") else name for name in names]
     return torch.tensor([names.index(a) if a in names else k for k, a in enumerate(later)])
 

@@ -18,10 +18,10 @@ ASKED = "output_attentions"
 
 
 def weights_wanted(module: nn.Module, options: dict[str, Any]) -> bool:
-    """True if the call of a model asks for weights, or may ask for them in a way that is not seen here.
+    """True if the call of a model requests weights, or may request them in a way that this test cannot see.
 
-    Most architectures leave it to Transformers to collect weights, which has a note of what is asked for. Others pass
-    `output_attentions` on to their attention, or look at it in a layer around it.
+    In most architectures Transformers collects the weights, and stores which outputs were requested. Others pass
+    `output_attentions` on to their attention, or read it in a layer around it.
     """
     if options.get(ASKED) or getattr(getattr(module, "config", None), ASKED, False):
         return True
@@ -50,7 +50,7 @@ def _outer_call_collects() -> bool:
 
 @torch.compiler.assume_constant_result
 def collects_itself(file: str) -> bool:
-    """True if the code of a Python module decides something by `output_attentions`, or cannot be read."""
+    """True if the code of a Python module tests `output_attentions`, or cannot be read."""
     return _collects_itself(file)
 
 
