@@ -1,4 +1,4 @@
-"""Training, the demo and the measuring of speed: all that the command `polymax` runs.
+"""The code behind the command `polymax`: training, the demo, and measurements of speed.
 
 trained = polymax_recipes.train("tag", train="train.txt", dev="dev.txt", out="run", epochs=5)
 trained = polymax_recipes.load("run")

@@ -1,4 +1,4 @@
-"""Training from Python: what `polymax train` does, with a model in the end."""
+"""Training from Python: `polymax train` as a function that returns the model."""
 
 from collections.abc import Mapping
 from importlib.util import find_spec
@@ -26,7 +26,7 @@ def train(
     resume: bool = False,
     **options: Any,
 ) -> Trained:
-    """Train the task of a name, keep the run in the directory `out`, and return its model.
+    """Train a task, given by its name, write the run to the directory `out`, and return its model.
 
     Data are files, a file or a list of them; or rows in memory: a list of dicts or of tuples, a dict of lists, a frame
     of pandas, a dataset of Hugging Face. Rows are kept in the run as `data/PART.jsonl`, so that it can be resumed.

@@ -33,7 +33,7 @@ def main() -> None:
 
 
 def application() -> Any:
-    """The typer application, built in a function: a missing typer is then a message and not a traceback."""
+    """The typer application, built in a function: without typer the command then prints a message, and no traceback."""
     import rich
     import typer
 
@@ -41,7 +41,7 @@ def application() -> Any:
         """Commands in the order in which they are used."""
 
         def list_commands(self, ctx: Any) -> list[str]:
-            """Return the names of all commands: those of ORDER, then others, and those that draw."""
+            """Return the names of all commands: first those in ORDER, then others, last those that draw."""
             names = [*ORDER, *(name for name in self.commands if name not in ORDER)]
             return sorted(names, key=lambda name: name.startswith(("plot-", "draw-")))
 
@@ -150,7 +150,7 @@ def fail(message: object) -> NoReturn:
 
 
 def message_of(error: Exception) -> str:
-    """Return the message of an error; an error of the system is told by its file, without its number.
+    """Return the message of an error; for an error of the system it names the file, and leaves out the number.
 
     Example:
         >>> message_of(FileNotFoundError(2, "No such file or directory", "train.txt"))
@@ -166,8 +166,8 @@ def message_of(error: Exception) -> str:
 def plain_errors(stopped: str | Callable[[], str], refused: type[Exception] = OSError) -> Iterator[None]:
     """Turn errors of the file system into one line and exit code 1, and Ctrl-C into `stopped` and exit code 130.
 
-    Errors of the kind `refused` are about what the user gave, and become one line too. Who reads what is printed may
-    leave early, as `head` does: then there is nobody to tell.
+    Errors of the kind `refused` are about the user's arguments, and become one line too. If the reader of the output
+    has closed it, as `head` does, nothing is printed.
     """
     try:
         yield

@@ -1,4 +1,4 @@
-"""Warnings of data and results that look wrong though nothing forbids them, in one line each at the command."""
+"""Warnings about data and results that are valid but look wrong; the command prints each in one line."""
 
 import sys
 import warnings
@@ -14,11 +14,11 @@ PACKAGES = Path(__file__).parents[0], Path(polymax.__file__).parent
 
 
 class Doubt(UserWarning):
-    """Data or results that are probably not what was meant."""
+    """A warning that data or results are probably not as intended."""
 
 
 def doubt(message: str) -> None:
-    """Warn of something that looks wrong."""
+    """Give a warning of this kind."""
     warnings.warn(message, Doubt, stacklevel=3)
 
 
@@ -33,7 +33,7 @@ class Kept(list[Any]):
 
 
 def with_skipped(found: list[Any], skipped: Skipped | None, files: Sequence[Path]) -> list[Any]:
-    """Return the examples of files together with what was left out, after a warning that lists it."""
+    """Return the examples of files with the errors of the skipped ones, after a warning that lists these."""
     if not found:
         raise ValueError(f"{', '.join(map(str, files))}: no sentence can be read")
     if not skipped:
@@ -50,7 +50,7 @@ def skipped_of(examples: Sequence[Any]) -> Sequence[ReadError]:
 
 
 def doubt_skipped(skipped: Sequence[ValueError], total: int) -> None:
-    """Warn of sentences that were left out: how many of how many, and where each is."""
+    """Warn of skipped sentences: their number, the number of all, and the place of each."""
     listed = [f"  {error}" for error in skipped]
     doubt(
         "\n".join(
@@ -67,7 +67,7 @@ def doubt_skipped(skipped: Sequence[ValueError], total: int) -> None:
 def plain_doubts() -> Iterator[None]:
     """Print doubts and other warnings of polymax as `warning: ...`, without the line of code that warns.
 
-    Warnings of other packages are as they were.
+    Warnings of other packages do not change.
     """
     with warnings.catch_warnings():
         warnings.simplefilter("always", Doubt)

@@ -87,7 +87,8 @@ class Expression:
     def heads(self) -> tuple[int, ...]:
         """The head of each token, counted from 1; 0 for the outermost.
 
-        An operator heads its arguments, of which one that is a list is its operator, and the end of its list.
+        An operator is the head of the end of its list and of its arguments; a list as an argument counts by its
+        operator.
 
         Example:
             >>> Expression(("[MAX", "2", "[SM", "7", "6", "]", "]")).heads
@@ -141,7 +142,8 @@ class Expression:
 
 @dataclass(frozen=True)
 class Grammar:
-    """The distribution of expressions: an argument is an operator with a probability, down to a depth, else a digit.
+    """The distribution of expressions: an argument is a list with some probability, down to a maximal depth, else a
+    digit.
 
     An operator has 2 to `arguments` arguments; all choices are uniform. Expressions with fewer or more tokens than the
     limits are drawn again.
@@ -169,7 +171,8 @@ class Grammar:
     def expressions(
         self, count: int, *, without: Iterable[Expression] = (), generator: torch.Generator | None = None
     ) -> Iterator[Expression]:
-        """Different expressions, none of `without`. Short ones run out, so that later ones are longer: shuffle.
+        """Return different expressions, none of them in `without`. Short expressions run out, so that later ones are
+        longer: shuffle them.
 
         Example:
             >>> short = Grammar(min_tokens=4, max_tokens=8)
@@ -223,7 +226,7 @@ LONG = Grammar(arguments=10, depth=10, min_tokens=501, max_tokens=1999)
 
 
 def _uniform(generator: torch.Generator | None) -> Iterator[float]:
-    """Numbers from [0, 1), drawn many at a time: a call costs more than a number."""
+    """Uniform numbers in [0, 1), drawn many at a time, since a call costs more than a number."""
     while True:
         yield from torch.rand(1024, dtype=torch.float64, generator=generator).tolist()
 
@@ -245,7 +248,7 @@ def parse_expression(text: str) -> Expression:
 def read_listops(path: Path) -> Iterator[Expression]:
     """The expressions of a file: value, tab, tokens; with the round brackets of the binary tree, or without any.
 
-    A file that begins with the header of the Long Range Arena has the value last.
+    A file that begins with the header of the Long Range Arena has the value in the last column.
     """
     swapped = False
     for line, (label, text) in read_rows(path, ("value", "expression")):

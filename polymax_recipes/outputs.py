@@ -1,7 +1,7 @@
-"""Files that commands write: whole or not at all, never over an input, over another file only with --force.
+"""Files that commands write: written whole or not at all, never over an input, and over another file only with --force.
 
-A file is written beside its place, under its name with `.part` after it, and takes its place when it is whole and on
-the disk. Whoever is killed in between leaves the file as it was; what fails leaves nothing behind.
+A file is written beside its place, under its name with `.part` after it, and moved to its place when it is whole and on
+the disk. A process that is killed in between leaves the old file as it was; an error leaves no file behind.
 """
 
 import errno
@@ -21,8 +21,8 @@ def writable_file(
 ) -> None:
     """Raise an error that says why the file cannot be written, before any time is spent.
 
-    A file that is among the inputs, by whatever name, is refused; "-" is standard input. Without `force`, so is a file
-    that exists. Unless the command `packs` what it writes, a name that ends in .gz is refused too.
+    A file that is among the inputs, even by another name, is refused; "-" is standard input. Without `force`, so is a
+    file that exists. Unless the command `packs` what it writes, a name that ends in .gz is refused too.
     """
     if out.is_dir():
         raise IsADirectoryError(f"{flag} must be a file; {out} is a directory")
@@ -69,12 +69,12 @@ def same_file(first: Path, second: Path) -> bool:
 
 
 def is_special(file: Path) -> bool:
-    """True of pipes and devices: they are written as they are, and nothing can be put in their place."""
+    """Return True for pipes and devices: they are written directly, and no file can be moved to their place."""
     return file.exists() and not file.is_file()
 
 
 def part_of(file: Path) -> Path:
-    """Return the path to which a file is written before it takes its place: beside the target of its name.
+    """Return the path of the temporary file: beside the file, or beside the target of a link.
 
     Example:
         >>> part_of(Path("tags.txt")).name
@@ -86,7 +86,7 @@ def part_of(file: Path) -> Path:
 
 @contextmanager
 def atomic_write(file: Path) -> Iterator[Path]:
-    """Give a path to write to; at the end of the block its file takes the place of `file`."""
+    """Give a path to write to; at the end of the block, the file there is moved to `file`."""
     if is_special(file):
         yield file
         return
@@ -107,7 +107,7 @@ def atomic_write(file: Path) -> Iterator[Path]:
 
 
 def move_into_place(temporary: Path, file: Path) -> None:
-    """Let a file that is whole take the place of another, after it has reached the disk."""
+    """Move a complete file to the place of another, after it has reached the disk."""
     with temporary.open("rb") as opened:
         os.fsync(opened.fileno())
     target = os.path.realpath(file)

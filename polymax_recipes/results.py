@@ -1,6 +1,6 @@
 """Results of trained models as objects: `Trained.results` returns one of them for each input.
 
-Tensors are on the CPU. A probability is None where the loss that was trained has none, such as that of a perceptron.
+Tensors are on the CPU. A probability is None if the training loss has no probabilities, such as the perceptron loss.
 """
 
 from collections.abc import Sequence
@@ -14,9 +14,10 @@ from polymax_recipes.text.tokenizer import tokens as tokens_of_text
 
 @dataclass(frozen=True, eq=False)
 class TagResult:
-    """Tags of the tokens; `probabilities` (n, names) has those of all tags at each token, `names` being its columns.
+    """Tags of the tokens; `probabilities` (n, names) has the probabilities of all tags at each token, with columns
+    `names`.
 
-    Names are those that the model learns, which --scheme may spell in another scheme than the tags.
+    `names` are the tags that the model learns; with --scheme they may be in another scheme than `tags`.
     """
 
     tokens: list[str]
@@ -27,7 +28,7 @@ class TagResult:
 
 @dataclass(frozen=True, eq=False)
 class ParseResult:
-    """The head of each token, from 1, 0 being the root, and its relation.
+    """The head of each token, counted from 1, 0 for the root, and its relation.
 
     `arcs` (n+1, n+1) has the probabilities of all arcs, [head, modifier]: every column but the first adds up to 1.
     """
@@ -49,7 +50,8 @@ class BracketResult:
 
 @dataclass(frozen=True, eq=False)
 class EntailResult:
-    """The label, the probabilities of all, the words of both texts, and the weights by which they were compared.
+    """The label, the probabilities of all labels, the words of both texts, and the weights with which they were
+    compared.
 
     The end of a text is a word, too. Shapes: attention (hypothesis, premise), or (2, premise, hypothesis) of ESIM.
     """
@@ -63,9 +65,9 @@ class EntailResult:
 
 @dataclass(frozen=True, eq=False)
 class LatentResult:
-    """The label, the probabilities of all, and the tree of each sentence: spans of a binary one, or heads.
+    """The label, the probabilities of all labels, and the tree of each sentence: spans of a binary tree, or heads.
 
-    `rationales` are the places of the words that a model with rationales decided by.
+    `rationales` are the places of the words that a model with rationales has chosen.
     """
 
     label: str
@@ -78,9 +80,7 @@ class LatentResult:
 
 @dataclass(frozen=True, eq=False)
 class TranslationResult:
-    """The text that was written, its words or pieces and those of the source, the ends included; attention (target,
-    source).
-    """
+    """The text that was found, its words or pieces and those of the source, with END; attention (target, source)."""
 
     text: str
     target: list[str]
@@ -90,9 +90,8 @@ class TranslationResult:
 
 @dataclass(frozen=True, eq=False)
 class ContinuationResult:
-    """The text and the tokens that a language model writes after a prompt; log_probs (n,) are those of the tokens.
-
-    They are the model's own, whatever the temperature at which tokens were drawn.
+    """The text and the tokens that a language model writes after a prompt; log_probs (n,) are the log-probabilities of
+    the tokens at temperature 1, whatever the temperature of the draws.
     """
 
     prompt: str
@@ -123,7 +122,7 @@ class SeriesResult:
 class SpeechResult:
     """The tokens of an utterance and the seconds at which each begins and ends; weights (frames, tokens).
 
-    These are the expected alignment, by the smoothing that was trained.
+    The weights are the expected alignment under the smoothing of the training.
     """
 
     tokens: list[str]
@@ -148,7 +147,7 @@ class SequenceResult:
 
 
 def token_lists(inputs: Sequence[str | Sequence[str]]) -> list[list[str]]:
-    """The tokens of sentences: of raw text by the tokenizer, else as they are; a ValueError for one without any.
+    """The tokens of sentences: of raw text by the tokenizer, of lists unchanged; a ValueError for an empty sentence.
 
     Example:
         >>> token_lists(["Go on!", ["New York", "!"]])

@@ -1,7 +1,7 @@
-"""Train, dev and test files out of one: python -m polymax_recipes.split FILE --out DIR.
+"""Split a file into train, dev and test: python -m polymax_recipes.split FILE --out DIR.
 
-Of every ten items in the order of the file the first goes to dev, the second to test, the others to train. An item is a
-tree of a bracketed file, a sentence of a file in which blank lines separate them, else a line; by the name of the file.
+Of every ten items in the order of the file the first goes to dev, the second to test, the others to train. By the name
+of the file, an item is a tree in brackets, a sentence between blank lines, or a line.
 """
 
 import argparse
@@ -19,10 +19,10 @@ DOCUMENT = "-DOCSTART-"
 
 
 def split(path: Path, out: Path, every: int = 10, group: int = 0) -> dict[str, int]:
-    """Write the parts of a file into a directory, and say how many items each has.
+    """Write the parts of a file into a directory, and return the number of items of each.
 
-    With `group`, lines whose column of that number, from 1, is the same are one item: what is repeated there stays on
-    one side. Files keep the endings of their names, and none that exists is written over.
+    With `group`, the number of a column from 1, lines with the same text in this column are one item, and so go to the
+    same part. Files keep the endings of their names; existing files are not overwritten.
     """
     if every < 3:
         raise ValueError(f"--every must be at least 3, for three parts; got {every}")
@@ -53,7 +53,7 @@ def _part(place: int, every: int) -> str:
 
 
 def _items(path: Path, group: int) -> Iterator[tuple[str | None, str]]:
-    """Return the text of each item, and the key that keeps it with others, None without one."""
+    """Return the text of each item, and the key of its group, None without groups."""
     kind = path.name.removesuffix(".gz")
     if kind.endswith((*TREES, *SENTENCES)) and group:
         raise ValueError(f"--group is for tables, a row a line; {path} has trees or sentences")

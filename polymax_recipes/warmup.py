@@ -1,7 +1,7 @@
 """Kernels compiled ahead of time: small problems of every kind, computed once with their gradients.
 
 Numba and Triton compile a kernel at its first call, and keep it on disk for all later processes. Run this before a
-first experiment, or while an image of a machine is built, so that nobody has to wait later.
+first experiment, or while a container image is built, to avoid waiting later.
 """
 
 import os
@@ -46,7 +46,7 @@ def _structure(structure: pm.Structure, *shapes: tuple[int, ...]) -> Problem:
 
 
 def _attention(dtype: torch.dtype, device: str) -> Tensor | None:
-    # the fused kernel is taken from this number of keys on
+    # the fused kernel runs for at least this number of keys
     q = torch.randn(1, 1, 1024, 16, dtype=dtype, device=device, requires_grad=True)
     pm.nn.scaled_dot_product_attention(q, q, q, mapping=pm.entmax).square().sum().backward()
     return q.grad

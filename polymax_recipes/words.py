@@ -43,7 +43,8 @@ def words_loss(
 def words_measured(
     options: Any, states: Tensor, weight: Tensor, bias: Tensor | None, wanted: Tensor, scores: Tensor | None
 ) -> Measured:
-    """Sums and counts over words: right ones, how many are possible, and measures that allow a probability of 0.
+    """Sums and counts over words: right words, words of positive probability, and measures that allow a probability of
+    0.
 
     `epsilon_nats` is the logarithm of the epsilon-perplexity. Shapes: as `words_loss` has them, without ignored rows
     """

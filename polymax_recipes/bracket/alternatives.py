@@ -24,7 +24,8 @@ class Bracketing(NamedTuple):
 
 @torch.no_grad()
 def alternatives(loss: str, scored: Scored) -> Iterator[list[Bracketing]]:
-    """The trees of each sentence, most probable first: all that sparsemap leaves, at most 100, else the 5 best.
+    """The trees of each sentence, most probable first: at most 100 of those with weight under sparsemap, else the 5
+    best.
 
     Example:
         >>> scored = Scored(pm.SpanTree(torch.tensor([2])), torch.zeros(1, 2, 2, 2), torch.zeros(1, 2, 1))

@@ -34,7 +34,7 @@ ESCAPES = str.maketrans({"(": "-LRB-", ")": "-RRB-"})
 
 
 def read_brackets(files: Sequence[Path]) -> list[Tree]:
-    """The trees of files, cleaned; those of traces alone are left out."""
+    """Return the cleaned trees of files, without trees that consist of traces."""
     if not files:
         raise ValueError("trees come in one file or more; got 0")
     trees = list(chain.from_iterable(map(_read, files)))
@@ -62,7 +62,7 @@ def _learnable(file: str | os.PathLike[str], number: int, tree: Tree) -> Tree | 
 
 
 def tree_of_text(file: str | os.PathLike[str], number: int, text: str) -> Tree:
-    """Return the cleaned tree that a text spells; a ReadError names the row of a text without a tree."""
+    """Return the cleaned tree written in a text; a ReadError names the row of a text without a tree."""
     try:
         tree = _learnable(file, number, parse_tree(text))
     except ReadError:
@@ -75,7 +75,7 @@ def tree_of_text(file: str | os.PathLike[str], number: int, text: str) -> Tree:
 
 
 def cleaned(tree: Tree) -> Tree | None:
-    """Return a tree as it is learned and measured; None if nothing is left of it.
+    """Return a tree in the form that is learned and measured; None if nothing is left of it.
 
     Example:
         >>> from polymax_recipes.readers.trees import parse_tree
@@ -123,7 +123,7 @@ def tree_of(spans: Iterable[Span], words: Sequence[str], tags: Sequence[str]) ->
 
 
 def vocabularies_of(trees: Sequence[Tree], words: int) -> Vocabularies:
-    """Vocabularies of words in lower case, characters, labels of spans, NONE first, and parts of speech."""
+    """Vocabularies of words in lower case, characters, labels of spans with NONE first, and parts of speech."""
     labels = {span.label for tree in trees for span in chart_of(tree).spans}
     tags = {tag for tree in trees for tag in tree.tags}
     return {
@@ -134,7 +134,7 @@ def vocabularies_of(trees: Sequence[Tree], words: int) -> Vocabularies:
 
 
 class Batch(NamedTuple):
-    """Sentences and their charts; labels that training did not have are NONE, and such tags are -1, as at padding.
+    """Sentences and their charts; unknown labels are NONE, and unknown tags are -1, as at padding.
 
     Shapes: words (b, n); characters (b, n, c); lengths (b,); tags (b, n); spans (b, 2 n - 1, 3), -1 at padding
     """

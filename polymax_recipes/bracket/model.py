@@ -1,4 +1,4 @@
-"""Scores of labelled spans from what reads the words, and the trees that are best."""
+"""Scores of labelled spans from the states of a reader, and the best trees."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -32,7 +32,7 @@ class Scored(NamedTuple):
 
 
 class Bracketer(Model):
-    """A span is scored by what the reader's states change over it; parts of speech are scored word by word.
+    """A span is scored by the differences of the reader's states at its ends; parts of speech are scored word by word.
 
         x_ij = [forward_j - forward_{i-1}, backward_i - backward_{j+1}]        scores_ij = V relu(norm(W x_ij + b)) + c
 
@@ -91,7 +91,7 @@ class Bracketer(Model):
 
     @torch.no_grad()
     def single(self, scored: Scored) -> Tensor:
-        """Return True where sparse inference leaves one tree, (b,)."""
+        """Return a bool tensor (b,), True if one tree has all the weight under sparse inference."""
         mu = SMOOTHINGS[self.options.loss](scored.trees)(scored.spans)
         return ((mu == 0) | (mu == 1)).flatten(1).all(1)
 
@@ -107,7 +107,7 @@ def with_labelled_root(scored: Scored) -> Tensor:
 
 
 def unlabelled(spans: Tensor) -> Tensor:
-    """True for the first label, which is that of no constituent."""
+    """Return a mask of labels, True for the first one, which marks spans that are not constituents."""
     return torch.arange(spans.shape[-1], device=spans.device) == 0
 
 

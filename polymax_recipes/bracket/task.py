@@ -119,7 +119,9 @@ class BracketTask(Task):
         return [BracketResult(tokens, parses[0][1], spans) for tokens, parses, spans in found]
 
     def predict(self, trained: Trained, inputs: list[list[list[str]]], before: int) -> Iterator[str]:
-        """A tree a line, and an empty line for one; with `distribution` the input's number, a probability, a tree."""
+        """Return a tree in each line, an empty line for an empty input; with `distribution` the input's number, a
+        probability and a tree.
+        """
         listed = iter(parsed(trained, [words for unit in inputs for words in unit], trained.options.distribution))
         for number, unit in enumerate(inputs, before + 1):
             if not unit and not trained.options.distribution:
@@ -148,7 +150,7 @@ def parsed(trained: Trained, texts: list[list[str]], distribution: bool) -> list
 
 @torch.no_grad()
 def span_marginals(trained: Trained, texts: list[list[str]]) -> list[Tensor | None]:
-    """The probabilities that spans are constituents, (n, n), in the order of the sentences; None without any."""
+    """The probabilities (n, n) of each sentence that spans are constituents; None if the loss has no probabilities."""
     if trained.options.loss not in SMOOTHINGS:
         return [None] * len(texts)
     model, table = _bracketer(trained), TokenTable(texts, trained.vocabularies)
@@ -169,7 +171,7 @@ def _charts(model: Bracketer, scored: Scored, distribution: bool) -> Iterable[Se
 
 
 def _merge_equal_trees(parses: Iterable[tuple[float, Tree]]) -> Parses:
-    """Trees and their probabilities, most probable first: binary trees that are written alike are one."""
+    """Trees and their probabilities, most probable first: binary trees with the same text are merged."""
     trees: dict[str, Tree] = {}
     totals: dict[str, float] = {}
     for probability, tree in parses:

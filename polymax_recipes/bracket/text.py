@@ -1,4 +1,4 @@
-"""Sentences to be parsed: a line of words each, or bracketed trees whose words alone are read."""
+"""Sentences to be parsed: lines of words, or bracketed trees, of which only the words are read."""
 
 from collections.abc import Iterable, Iterator
 
@@ -8,7 +8,8 @@ from polymax_recipes.readers.trees import numbered_trees
 
 
 def units(lines: Iterable[Line]) -> Iterator[list[Line]]:
-    """Lines up to the end of what was opened in them: a line that begins with a bracket begins a tree.
+    """Groups of lines: a line that begins with a bracket, with all lines up to the closing bracket; or another line
+    alone.
 
     Example:
         >>> [len(unit) for unit in units(Line(0, text, text) for text in ("a dog", "(NP (DT a)", "  (NN dog))", ""))]
@@ -31,7 +32,7 @@ def units(lines: Iterable[Line]) -> Iterator[list[Line]]:
 
 
 def sentences(file: str, unit: list[Line]) -> list[list[str]]:
-    """The words of each sentence of a unit: one, none of a blank line, several where trees share a line.
+    """The words of each sentence of a unit: no sentence for a blank line, several if trees share a line.
 
     Example:
         >>> sentences("input", [Line(1, "(NP (DT a)", ""), Line(2, "  (NN dog))", "")])

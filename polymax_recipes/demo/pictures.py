@@ -42,7 +42,7 @@ def attention_panels(scores: Tensor, target: Sequence[str], source: Sequence[str
 
 
 def translation_panels(models: Sequence[Learned]) -> Any:
-    """The attention that each model learned, on one colour scale, and its measures that no machine changes."""
+    """The attention that each model learned, on one colour scale, and the measures that are equal on every machine."""
     axes = new_axes(12.6, 4.6, columns=len(models))
     for ax, model in zip(axes, models):
         attention(model.weights, model.target, model.source, ax=ax, vmax=1.0)

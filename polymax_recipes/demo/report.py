@@ -127,7 +127,10 @@ def page(
     files: Mapping[str, Path],
     models: Sequence[Learned] = (),
 ) -> str:
-    """The report as HTML; `files` are the pictures, by the name of their caption. Without models, nothing on them."""
+    """The report as HTML; `files` are the pictures, by the name of their caption.
+
+    Without models, the report leaves them out.
+    """
     facts = machine()
     return PAGE.substitute(
         machine=escape(f"{facts['device']}, {facts['threads']} threads, torch {facts['torch']}"),

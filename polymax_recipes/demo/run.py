@@ -57,7 +57,7 @@ def demo(
 
 
 def trained(console: Console, lesson: translation.Lesson) -> list[translation.Learned]:
-    """The models of a lesson; none, and a line that says so, where packages are missing."""
+    """The trained models; if packages are missing, none, and a printed line that says so."""
     if missing := translation.missing_packages():
         wanted = f"translation is left out; it needs {', '.join(missing)}: pip install 'polymax[train]'"
         console.print(wanted + "\n", style="yellow", highlight=False, markup=False, soft_wrap=True)

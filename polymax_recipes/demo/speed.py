@@ -24,7 +24,7 @@ SHAPES: tuple[tuple[int, ...], ...] = ((64, 32), (256, 512), (16, 8192))
 class Timing:
     """Median time of one forward and backward pass, and how many times that of torch.softmax it is.
 
-    `others` is the share of the processors that other processes used meanwhile; 0 where the system is silent.
+    `others` is the share of the processors that other processes used meanwhile; 0 if the system does not report it.
     """
 
     mapping: str
@@ -69,7 +69,7 @@ def measure(
 
 
 def caution(timings: Sequence[Timing]) -> str:
-    """Return a sentence to print beside times that cannot be trusted; it is empty if they can."""
+    """Return a warning to print beside unreliable times; empty if the times are reliable."""
     share = max(timing.others for timing in timings)
     if share < BUSY:
         return ""
@@ -126,7 +126,7 @@ def _wait(x: Tensor) -> None:
 
 
 def _others_seconds() -> float:
-    """Processor time that other processes have used since the system started, as far as Linux tells."""
+    """Processor time that other processes have used since the system started, by Linux's counters."""
     stat = Path("/proc/stat")
     if not stat.exists():
         return 0.0

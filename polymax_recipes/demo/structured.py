@@ -47,7 +47,7 @@ class Shown:
     gamma: float
 
     def smoothings(self) -> dict[str, pm.Smoothing]:
-        """No smoothing, the sparse one and the dense one, by what to type for them."""
+        """The best, the sparse and the dense smoothing, by the expressions that make them."""
         made = type(self.structure).__name__
         return {
             f"pm.HardMax(pm.{made}())": pm.HardMax(self.structure),

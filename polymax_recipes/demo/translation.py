@@ -1,4 +1,4 @@
-"""The training of the demo: numbers in words from English to French, by models that differ in their attention alone."""
+"""The training of the demo: numbers in words from English to French, by models that differ only in their attention."""
 
 import csv
 from collections.abc import Iterator
@@ -94,7 +94,7 @@ def train_models(lesson: Lesson, console: Console) -> Iterator[Learned]:
 def one_thread() -> Iterator[None]:
     """Let torch use one thread in this block.
 
-    The steps are so small that threads would wait for each other, for long where other processes want the cores.
+    The steps are so small that threads would wait for each other, and longer if other processes use the cores.
     """
     threads = torch.get_num_threads()
     torch.set_num_threads(1)

@@ -13,7 +13,7 @@ from polymax_recipes.training.task import Model
 
 
 class Judged(NamedTuple):
-    """Scores of the labels, the weights by which words were compared, and which weights are between words.
+    """Scores of the labels, the weights with which words were compared, and a mask of the weights between words.
 
     Shapes: scores (b, labels); weights (*any, b, k, l); there (b, k, l), bool
     """
@@ -28,7 +28,7 @@ class Classifier(Model):
 
     @abstractmethod
     def forward(self, batch: Batch) -> Judged:
-        """The scores of labels, and the weights by which words were compared."""
+        """The scores of labels, and the weights with which words were compared."""
 
     def loss(self, batch: Batch) -> dict[str, tuple[Tensor, Tensor]]:
         """Cross-entropy, right labels, and weights that are exactly 0."""
@@ -43,7 +43,8 @@ class Classifier(Model):
 
 
 class PaddedLSTM(nn.Module):
-    """An LSTM that ends where each sequence does; what follows is 0. Two directions share the size, made even.
+    """An LSTM that ends at the end of each sequence; outputs after it are 0. Two directions have half the size each,
+    rounded up.
 
     Shapes: x (b, n, d); lengths (b,), at least 1; outputs (b, n, size); state a pair of (directions, b, ...)
     """

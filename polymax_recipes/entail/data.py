@@ -28,9 +28,9 @@ ROLES = (
 
 
 def read_entailment(files: Sequence[Path]) -> list[Pair]:
-    """The pairs of all files, tables of label, premise and hypothesis or .jsonl as SNLI has them.
+    """The pairs of all files: tables of label, premise and hypothesis, or .jsonl in the form of SNLI.
 
-    Those without a label are among them; a file that has no others is a ReadError.
+    Pairs without a label are included; a file without any label is a ReadError.
     """
     pairs = []
     for file in files:
@@ -50,7 +50,7 @@ def pairs_of_rows(rows: Iterable[Row]) -> list[Pair]:
 
 
 def _label_of(row: Row) -> str:
-    """The label of a row: by name, or by its number in SNLI's order; none of a negative number or a missing one."""
+    """The label of a row: by name, or by its number in SNLI's order; None for a negative or missing number."""
     label = row.values.get("label")
     if label is None:
         return UNLABELLED
@@ -70,7 +70,7 @@ def labelled(pairs: Sequence[Pair]) -> list[Pair]:
 
 
 def parse_pair(file: str, line: Line) -> Pair:
-    """The pair in a line of input: two columns, three of which the first is a label, or an object of SNLI.
+    """The pair in a line of input: two columns, three columns with the label first, or a JSON object of SNLI.
 
     Example:
         >>> parse_pair("input", Line(1, "a cat sleeps\\ta cat rests", ""))
@@ -100,7 +100,7 @@ def _pair(file: str | os.PathLike[str], number: int, names: Sequence[str], field
 
 
 class Batch(NamedTuple):
-    """Shapes: premise (b, n), hypothesis (b, m), both with END; lengths and label (b,), -1 where there is none."""
+    """Shapes: premise (b, n), hypothesis (b, m), both with END; lengths and label (b,), -1 without a label."""
 
     premise: Tensor
     premise_lengths: Tensor

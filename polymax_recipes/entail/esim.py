@@ -20,7 +20,7 @@ ALIGNMENTS = (*MAPPINGS, *STRUCTURES)
 class EachOther(nn.Module):
     """Two sequences that attend to each other, each word on its own: `pm.nn.AlignmentAttention` without a structure.
 
-    Its weights are (2, b, n, m): those of the rows, which sum to 1 along columns, and those of the columns.
+    Its weights are (2, b, n, m): the weights of rows, which sum to 1 along columns, and the weights of columns.
     """
 
     def __init__(self, mapping: Callable[..., Tensor]) -> None:
@@ -75,7 +75,7 @@ class Esim(Classifier):
         return Judged(self.labels(self.dropout(hidden)), weights, masks[0].unsqueeze(2) & masks[1].unsqueeze(1))
 
     def _pool(self, x: Tensor, aligned: Tensor, lengths: Tensor, mask: Tensor) -> Tensor:
-        """Mean and maximum over the words of what comparison and composition make of them, (b, 2 h)."""
+        """Compare and compose the words, and return the mean and the maximum over them, (b, 2 h)."""
         compared = torch.relu(self.compared(torch.cat([x, aligned, x - aligned, x * aligned], -1)))
         composed, _ = self.composition(self.dropout(compared), lengths)
         outside = ~mask.unsqueeze(2)

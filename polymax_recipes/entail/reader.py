@@ -12,7 +12,7 @@ from polymax_recipes.training.vocabulary import PAD
 
 
 class Reader(Classifier):
-    """An LSTM reads the premise, another goes on with the hypothesis; each word of it looks back at the premise.
+    """An LSTM reads the premise, another continues with the hypothesis, whose words attend to the premise.
 
         r_t = attention(W [h_t, r_(t-1)]) + tanh(V r_(t-1))        scores = U tanh(P [r_m, h_m])
 

@@ -47,7 +47,7 @@ class EntailOptions(Reading):
 
 
 class EntailTask(Task):
-    """Pairs of texts with labels; those on which annotators did not agree are neither trained on nor measured."""
+    """Pairs of texts with labels; pairs on which annotators disagreed are neither trained on nor measured."""
 
     name = "entail"
     summary = "tell entailment, neutral and contradiction: pairs of a premise and a hypothesis"
@@ -106,7 +106,7 @@ class EntailTask(Task):
         return found
 
     def predict(self, trained: Trained, inputs: list[Pair | None], before: int) -> Iterator[str]:
-        """The label and the probabilities of all, in the order of LABELS; an empty line stays one."""
+        """The label and the probabilities of all labels, in the order of LABELS; an empty line stays empty."""
         full = [pair for pair in inputs if pair is not None]
         judged = iter(probabilities(trained, full).tolist() if full else ())
         for pair in inputs:

@@ -1,4 +1,4 @@
-"""Pictures that can be moved: in a notebook, as one HTML file, and on the page that `polymax explore` opens.
+"""Interactive pictures: in a notebook, as one HTML file, and on the page that `polymax explore` opens.
 
 `mapping`, `structure` and `attention` give a `Picture`; `save_attention` keeps the weights of a whole model for
 `polymax explore --attention FILE`.

@@ -31,7 +31,7 @@ def server(
     limits: Limits | None = None,
     threads: int = 0,
 ) -> Server:
-    """A server of the page, with runs and a file of attention weights if they are given."""
+    """Return the server of the page, with trained runs and a file of attention weights if given."""
     # kernels that are not compiled yet take their time, and whoever waits here is alone
     bounds = limits or Limits(computing=180.0)
     # what is drawn is small: threads would only wait for each other, and for those of other programs
@@ -46,7 +46,7 @@ def server(
 
 
 def page_files() -> dict[str, Answer]:
-    """The files of the page by their paths: all that can be asked for."""
+    """The files of the page by their paths; no other file can be requested."""
     found: dict[str, Answer] = {}
 
     def add(folder: Any, path: str) -> None:

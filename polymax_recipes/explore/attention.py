@@ -15,7 +15,8 @@ MOST = 400
 def attention(
     weights: Any, rows: Sequence[str] | None = None, columns: Sequence[str] | None = None, *, title: str = "attention"
 ) -> Picture:
-    """A picture of weights (queries, keys): only what is not zero is kept and drawn. `save_attention` is for many.
+    """A picture of weights (queries, keys): only nonzero weights are kept and drawn. For a whole model use
+    `save_attention`.
 
     Example:
         >>> attention(pm.sparsemax(torch.tensor([[1.0, 0.5, -1.0]])), ["a"], ["x", "y", "z"]).data["cells"]

@@ -1,10 +1,10 @@
-"""Attention weights of a whole model in one file: only what is not zero, head by head.
+"""Attention weights of a whole model in one file: the nonzero weights, head by head.
 
 The file is a NumPy archive (.npz), without pickled objects. For layer l and head h it has, in rows of queries,
 
     starts/l/h (queries + 1,)   uint32: where the weights of each query begin
     columns/l/h (count,)        uint16, or uint32 for more than 65,535 keys: the keys, ascending in each row
-    weights/l/h (count,)        float16: above 0, so that what is not zero stays so
+    weights/l/h (count,)        float16: rounded to positive numbers, so that the support is kept
 
 and `header`, JSON in UTF-8 as uint8: format, layers, heads, queries, keys (tokens), least, and of every head the mean
 and the largest support.
@@ -53,9 +53,10 @@ def save_attention(
 ) -> None:
     """Save attention weights for `polymax explore --attention FILE`: of each layer, of each head, (queries, keys).
 
-    `weights` is what models give: a list of a tensor (heads, queries, keys) for each layer, also with a batch of 1 in
-    front, or any iterable of iterables, read once, so that one head is in memory at a time. `tokens` are the queries,
-    and `keys` the keys where these are others. Weights that are not above `least` are left out; with 0, only zeros are.
+    `weights` has the form in which models return them: a list of a tensor (heads, queries, keys) for each layer, also
+    with a batch of 1 in front, or any iterable of iterables, read once, so that one head is in memory at a time.
+    `tokens` are the queries, and `keys` the keys if they are other words. Weights of at most `least` are left out; with
+    0, only zeros are left out.
 
     Example:
         >>> import tempfile
@@ -105,7 +106,7 @@ def save_attention(
 
 @dataclass(frozen=True)
 class AttentionFile:
-    """An open file of attention weights; heads are read when they are asked for.
+    """An open file of attention weights; a head is read when it is requested.
 
     Example:
         >>> AttentionFile.open("nowhere.npz")
@@ -124,7 +125,7 @@ class AttentionFile:
 
     @classmethod
     def open(cls, file: str | PathLike[str]) -> "AttentionFile":
-        """The header of a file; a ValueError where it is no such file."""
+        """Open a file and read its header; a ValueError if it is not a file of attention."""
         path = Path(file)
         with _damage(f"{path} is not a file that save_attention wrote, or a damaged one"):
             with zipfile.ZipFile(path) as archive:
@@ -143,7 +144,7 @@ class AttentionFile:
             return cls(path, *shape, queries, keys, least, *tables)
 
     def head(self, layer: int, head: int) -> Head:
-        """The weights of a head; an IndexError where there is none, a ValueError where they are damaged."""
+        """The weights of a head; an IndexError if there is no such head, a ValueError if its data are damaged."""
         if not (0 <= layer < self.layers and 0 <= head < self.heads):
             raise IndexError(f"there are {self.layers} layers of {self.heads} heads; got layer {layer}, head {head}")
         wide = np.uint16 if len(self.keys) < 2**16 else np.uint32
@@ -168,7 +169,7 @@ class AttentionFile:
         return b"".join(np.ascontiguousarray(array).tobytes() for array in self.head(layer, head))
 
     def header(self) -> dict[str, Any]:
-        """What the page needs to know before it asks for a head."""
+        """The header as a dictionary, which the page reads before it requests a head."""
         return {
             "kind": "attention",
             "name": self.path.name,
@@ -184,7 +185,7 @@ class AttentionFile:
 
 @contextmanager
 def _damage(what: str) -> Iterator[None]:
-    """Turn what cannot be read in the block into a ValueError; a file that is not there stays a FileNotFoundError."""
+    """Turn errors of reading in the block into a ValueError; a missing file stays a FileNotFoundError."""
     try:
         yield
     except FileNotFoundError:
@@ -200,7 +201,7 @@ def _damage(what: str) -> Iterator[None]:
 def _member(archive: zipfile.ZipFile, name: str, dtype: Any, most: int | None = None) -> np.ndarray:
     """A vector of an archive, whose size is known before it is read.
 
-    Members are stored as they are, so that no member takes more memory than the file takes room on the disk.
+    Members are stored as they are, so that no member needs more memory than the file has bytes.
     """
     found = archive.getinfo(f"{name}.npy")
     if found.compress_type != zipfile.ZIP_STORED or found.compress_size != found.file_size or found.flag_bits & 1:

@@ -30,8 +30,8 @@ def explore(
 ) -> None:
     """Open a page to play with mappings, structures, trained models and attention; it needs no network.
 
-    Without arguments it shows a small parser, a small tagger and the attention of a small model. With RUN, or two of
-    them to compare, type a sentence and see what the models find; with --attention, look at the weights of a model.
+    Without arguments it shows a small parser, a small tagger and the attention of a small model. With RUN, or two runs
+    to compare, type a sentence and see the models' results; with --attention, see the weights of a model.
     """
     with plain_errors("stopped", ValueError):
         check_threads(threads)

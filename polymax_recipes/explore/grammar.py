@@ -1,7 +1,7 @@
-"""Sentences of a small grammar, with their dependency trees and their entities: text that nobody owns.
+"""Sentences of a small grammar, with their dependency trees and their entities: generated text that is free to use.
 
-A prepositional phrase hangs from the verb or from the noun before it, by chances that depend on the words: a model that
-learns from such sentences finds both readings possible.
+A prepositional phrase hangs from the verb or from the noun before it, with probabilities that depend on the words: a
+model trained on such sentences gives both readings weight.
 """
 
 import random
@@ -58,7 +58,7 @@ class Sentence:
 
 
 def sentences(count: int, seed: int = 0) -> list[Sentence]:
-    """Sentences, the same for the same seed.
+    """Return `count` sentences, equal for equal seeds.
 
     Example:
         >>> " ".join(sentences(1, seed=3)[0].words).endswith(".")

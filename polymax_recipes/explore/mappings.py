@@ -1,4 +1,4 @@
-"""What a mapping does to a few scores: weights, the regularization path, the triangle."""
+"""Pictures of a mapping of a few scores: weights, the regularization path, the triangle."""
 
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -70,8 +70,8 @@ def mapping(
 ) -> Picture:
     """A picture of a mapping: weights of scores (n,), their path over temperatures, the triangle of the first three.
 
-    `name` is that of a mapping, and `parameters` are its own: gamma, alpha, p, strength, upper or k. The groups of
-    groupedmax are pairs of neighbours.
+    `name` is the name of the mapping, and `parameters` are its parameters: gamma, alpha, p, strength, upper or k. The
+    groups of groupedmax are pairs of neighbours.
 
     Example:
         >>> picture = mapping([-2.0, 0.0, 0.5], "entmax", alpha=2.0)
@@ -100,7 +100,7 @@ def mapping(
 
 
 def code(name: str, parameters: dict[str, float]) -> str:
-    """The line of Python that gives these weights; what has its usual value is not said."""
+    """The line of Python that gives these weights; parameters with their default value are left out."""
     usual = {"gamma": 1.0}
     said = [f"{key}={value:.6g}" for key, value in parameters.items() if usual.get(key) != value]
     texts = [text if "." in text or "e" in text else f"{text}.0" for text in said]
@@ -108,7 +108,7 @@ def code(name: str, parameters: dict[str, float]) -> str:
 
 
 def checked_scores(scores: Sequence[float] | Tensor) -> Tensor:
-    """Scores as (n,) float64; a ValueError where they are none."""
+    """Scores as (n,) float64; a ValueError for anything else."""
     try:
         x = torch.as_tensor(scores, dtype=torch.float64).detach().cpu()
     except (TypeError, ValueError, RuntimeError, OverflowError, RecursionError):
@@ -137,7 +137,7 @@ def checked_parameters(name: str, given: dict[str, float]) -> dict[str, float]:
 
 
 def _path(name: str, parameters: dict[str, float], x: Tensor) -> dict[str, Any] | None:
-    """Weights at each of many temperatures: those of scores / gamma, all in one call."""
+    """Weights at each of many temperatures: the mapping of scores / gamma, all in one call."""
     if not MAPPINGS[name].has_gamma:
         return None
     gammas = torch.logspace(torch.tensor(COLDEST).log10(), torch.tensor(WARMEST).log10(), STEPS, dtype=torch.float64)
@@ -147,7 +147,7 @@ def _path(name: str, parameters: dict[str, float], x: Tensor) -> dict[str, Any] 
 
 
 def _triangle(name: str, parameters: dict[str, float], x: Tensor) -> dict[str, Any] | None:
-    """The weights of the first three scores among themselves, and those of a grid of scores around 0."""
+    """The weights of the first three scores without the others, and the weights of a grid of scores around 0."""
     if len(x) < 3 or name == "budgetmax":
         return None
     apply = partial(MAPPINGS[name].function, **parameters)

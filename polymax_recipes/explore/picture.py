@@ -1,4 +1,4 @@
-"""A picture that can be moved: data for the drawing module of the page, in a notebook or in one HTML file."""
+"""An interactive picture: data for the drawing module of the page, in a notebook or in one HTML file."""
 
 import json
 from collections.abc import Mapping
@@ -14,7 +14,7 @@ DRAWING = ("svg", "mapping", "shapes", "structure", "matrix", "draw")
 
 
 class Picture:
-    """What the drawing module draws: `data` is plain JSON, and names its `kind`.
+    """An interactive picture: `data` is plain JSON with the `kind` of picture.
 
     In a notebook a picture shows itself as a widget (`pip install polymax[explore]`); `write("picture.html")` keeps it
     as one file that needs nothing else.
@@ -71,7 +71,7 @@ class Picture:
 
 @cache
 def drawing_module() -> str:
-    """The modules that draw, as one: imports between them fall away, and `draw` is what the last one exports."""
+    """The drawing modules joined to one module, without imports, which exports `draw`."""
     texts = []
     for name in DRAWING:
         text = page_file(f"draw/{name}.js").decode()

@@ -1,7 +1,7 @@
 """Models and attention that come with the explorer: python -m polymax_recipes.explore.samples [OUT].
 
 A parser, a tagger of entities, and the attention of a small language model are trained on sentences of a grammar, in
-some minutes on a CPU. What they learned is in the package, so that the page opens with something to look at.
+some minutes on a CPU. The trained models are in the package, so that the page opens with examples.
 """
 
 import json
@@ -64,7 +64,7 @@ def make(out: Path) -> None:
 
 
 def forget_places(run: Run) -> None:
-    """Keep only the names of the files of a training, whose directory is gone, and the digests of what is kept."""
+    """Reduce the paths of training files to their names, and update the digests of the files that are kept."""
     config = Config.read(run.config)
     files = {part: tuple(Path(file).name for file in given) for part, given in config.files.items()}
     replace(config, files=files).write(run.config)
@@ -109,7 +109,7 @@ class Reader(nn.Module):
 
 
 def write_attention(file: Path) -> None:
-    """Train the language model, and write its attention over a text that it has not seen."""
+    """Train the language model, and write its attention over a text outside of the training data."""
     torch.manual_seed(0)
     texts = [_text(seed) for seed in range(600)]
     known = {word: k for k, word in enumerate(sorted({word for text in texts for word in text}))}

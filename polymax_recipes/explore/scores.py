@@ -1,4 +1,4 @@
-"""Scores to begin with: plausible ones for a sentence, the same for the same words on every machine."""
+"""Initial scores: plausible for a sentence, and equal for equal words on every machine."""
 
 import hashlib
 from collections.abc import Sequence
@@ -56,7 +56,7 @@ _KNOWN["SpanningTree"], _KNOWN["Assignment"] = _KNOWN["ProjectiveTree"], _KNOWN[
 
 
 def initial_scores(name: str, rows: Sequence[str], columns: Sequence[str]) -> list[Tensor]:
-    """Scores for tokens under a set: near things are likely to belong together, and words have whims of their own.
+    """Scores for tokens under a set: near words get higher scores, plus pseudorandom numbers that depend on the words.
 
     Example:
         >>> [tuple(one.shape) for one in initial_scores("Chain", ["a", "b"], ["x", "y", "z"])]

@@ -1,4 +1,4 @@
-"""A part of the page that needs no server: one HTML file, in which the simplex is computed by the browser."""
+"""The page of mappings without a server: one HTML file, in which the browser computes the mappings."""
 
 import json
 import re
@@ -48,7 +48,7 @@ your own, trained models and attention.</p>
 def write(out: str | PathLike[str]) -> Path:
     """Write index.html into a directory, which is made if it is not there, and return the file.
 
-    The file asks no server and loads nothing, so that it opens from a disk as well.
+    The file makes no requests, so that it also opens from a disk.
     """
     folder = Path(out)
     folder.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""What smoothings make of the scores of a structure: expected parts, and whole structures over temperatures."""
+"""Pictures of smoothings of a structure's scores: expected parts, and whole structures over temperatures."""
 
 import warnings
 from collections.abc import Callable, Sequence
@@ -26,7 +26,7 @@ SOLVER = pm.ActiveSet(max_iter=400, tol=1e-6)
 
 
 class Kind(NamedTuple):
-    """How a structure is drawn, what a whole one is called, and how many parts can be used at all."""
+    """The drawing of a set of structures, the word for one structure, and the number of usable parts."""
 
     draws: str
     noun: str
@@ -62,7 +62,7 @@ def structure(
 
     `rows` names tokens (of trees, without the root), the positions of a chain, or the rows of a grid; `columns` the
     states of a chain or the columns of a grid. Scores are those of one instance, without a batch. A `quick` picture
-    lacks the probabilities of whole structures under LocalMax, which take longer than all the rest.
+    lacks the probabilities of whole structures under LocalMax, which take more time than all others together.
 
     Example:
         >>> scores = torch.tensor([[1.0, 0.0], [0.0, 0.4]]), torch.zeros(2, 2)
@@ -103,7 +103,7 @@ def structure(
 
 
 def checked_scores(structure: Structure, scores: Sequence[Any]) -> list[Tensor]:
-    """Scores in float64, of shapes that the structure takes; a ValueError where they are not."""
+    """Scores in float64, of shapes that the structure takes; a ValueError for other shapes."""
     tensors = []
     for one in scores:
         try:
@@ -162,7 +162,9 @@ def _panels(structure: Structure, scores: list[Tensor], gammas: Tensor, quick: b
 
 
 def _sparse(structure: Structure, scores: list[Tensor], gammas: Tensor) -> list[Any]:
-    """SparseMap at each temperature, from the structures of the one before: which it mixes then changes smoothly."""
+    """SparseMap at each temperature, started from the structures of the temperature before, so that supports change
+    smoothly.
+    """
     found, solution = [], None
     for gamma in gammas.tolist():
         smooth = pm.SparseMap(structure, SOLVER, gamma)
@@ -173,7 +175,7 @@ def _sparse(structure: Structure, scores: list[Tensor], gammas: Tensor) -> list[
 
 
 def _candidates(structure: Structure, scores: list[Tensor], sparse: list[Any]) -> Any:
-    """The heaviest of the whole structures that SparseMap gives weight at some temperature, the best first."""
+    """The heaviest of the structures that have weight under SparseMap at some temperature, the best first."""
     supports = [one.support() for one in sparse]
     first = torch.cat([y[0] if isinstance(y, tuple) else y for y, _ in supports])
     weights = torch.cat([p for _, p in supports])

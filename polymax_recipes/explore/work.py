@@ -27,7 +27,7 @@ class PageWork:
 
 @dataclass(frozen=True)
 class LoadPage:
-    """What a process calls to load the models of the page; it can be sent to one."""
+    """A callable that loads the models of the page in a process; it can be pickled."""
 
     sources: tuple[Source | Given, ...] = field(default=())
 

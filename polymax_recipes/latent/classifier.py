@@ -25,8 +25,8 @@ class Read(NamedTuple):
     """States and trees of r sentences; None for parts that a model does not have.
 
     Shapes: state (r, d); transitions (r, 2 n - 1), -1 at padding; log_prob and entropy (r,), of the actions; extra (r,)
-    is added to the loss in training, such as that of gold trees; heads (r, n), of dependency trees, -1 at padding;
-    chosen (r, n), how much each word of a rationale counts
+    is added to the loss in training, such as the loss of gold trees; heads (r, n), of dependency trees, -1 at padding;
+    chosen (r, n), the weight of each word in a rationale
     """
 
     state: Tensor
@@ -48,7 +48,7 @@ class Sentences(NamedTuple):
 
 
 class Classifier(Model):
-    """Sentences to states by some model, states to labels.
+    """A classifier: a model computes the states of sentences, a network the scores of labels.
 
     scores = W relu(V u + c) + e,    u the state of a sentence, or [u, v, |u - v|, u v] of a pair
     """
@@ -66,10 +66,10 @@ class Classifier(Model):
 
     @abstractmethod
     def read(self, sentences: Sentences) -> Read:
-        """The states of sentences: in training as the method learns, else along the best trees."""
+        """The states of sentences: in training by the learning method, else along the best trees."""
 
     def parser_parameters(self) -> list[nn.Parameter]:
-        """The parameters that decide on the trees."""
+        """The parameters of the parser, on which the trees depend."""
         return []
 
     def forward(self, batch: Batch) -> tuple[Tensor, Read]:
@@ -111,5 +111,5 @@ def measures_of(total: Tensor, scores: Tensor, label: Tensor) -> Measured:
 
 
 def sentences_of(batch: Batch) -> Sentences:
-    """The sentences of a batch, those of one example one after the other."""
+    """The sentences of a batch, with the sentences of an example one after the other."""
     return Sentences(*(part.flatten(0, 1) for part in batch[:4]))

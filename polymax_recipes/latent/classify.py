@@ -53,7 +53,7 @@ class ClassifyTask(LatentTask):
         return super().model(options, vocabularies)
 
     def parse(self, file: str, unit: list[Line]) -> Given | None:
-        """Return the texts between tabs; a text that spells a binary tree is read as a tree."""
+        """Return the texts between tabs; a binary tree in brackets is read as a tree."""
         (line,) = unit
         if line.blank:
             return None

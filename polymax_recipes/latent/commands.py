@@ -1,4 +1,4 @@
-"""The commands plot-tree and compare-trees: trees that a model found, as a picture and against other models."""
+"""The commands plot-tree and compare-trees: draw the trees of a model, and compare the trees of several models."""
 
 from itertools import combinations
 from pathlib import Path

@@ -20,7 +20,7 @@ from polymax_recipes.training.task import Alternating, Measured, Part
 class Disjoint(Classifier):
     """A parser with words of its own, and a Tree-LSTM over the trees that it finds.
 
-    It shifts and reduces, or, where the model is gumbel-tree, merges neighbours.
+    The parser shifts and reduces; for the model gumbel-tree it merges neighbours.
     """
 
     def __init__(self, options: LatentOptions, sizes: Sizes) -> None:
@@ -41,7 +41,7 @@ class Disjoint(Classifier):
         return Read(self.tree(words, along.plan).root, drawn.transitions, found.log_prob, found.entropy)
 
     def walk(self, drawn: Any, host: Tensor, sentences: Sentences) -> Any:
-        """The parser's walk along what was drawn; the plan is made from the transitions' copy on the host."""
+        """The parser's walk along drawn transitions; the plan is made from their copy on the host."""
         plan = binary_plan(host, sentences.words.shape[1]).to(sentences.words.device)
         return self.parser.walk(drawn, sentences.lengths, plan)
 
@@ -63,7 +63,7 @@ class Pretrained(Disjoint):
         self.parser.requires_grad_(self.parsing_first)
 
     def loss(self, batch: Batch) -> Measured:
-        """The loss; in training nothing else is measured, so that all epochs measure the same."""
+        """The loss; in training there are no other measures, so that all epochs have the same ones."""
         if not self.training:
             return super().loss(batch)
         count = batch.label.new_full((), len(batch.label))
@@ -77,7 +77,7 @@ class Cooperative(Disjoint, Alternating):
         a = (L(tree) - b) / running root mean square of it
         the parser minimises mean of max(r a, clip(r, 1 - ratio, 1 + ratio) a) - entropy,    r = p(tree) / p_old(tree)
 
-    By default b is the loss of the tree that the parser thinks best.
+    By default b is the loss of the parser's best tree.
 
     See: Havrylov, Kruszewski and Joulin 2019, Cooperative learning of disjoint syntax and semantics.
     """
@@ -117,7 +117,7 @@ class Cooperative(Disjoint, Alternating):
             yield {"turn": (surrogate, torch.ones_like(surrogate)), "entropy": (found.entropy.sum(), steps.sum())}
 
     def loss(self, batch: Batch) -> Measured:
-        """The loss, in training of a drawn tree, with the gradient of the parser's first step."""
+        """The loss; in training it is the loss of a drawn tree, with the gradient of the parser's first step."""
         if not self.training:
             return super().loss(batch)
         turns = self.turns(batch)

@@ -67,8 +67,8 @@ def of_expression(expression: Expression) -> Example:
 def read_classes(file: Path) -> Iterator[Example]:
     """The examples of a table: label and text, or label and two texts.
 
-    Where every text begins with a round bracket, or is a single word, the texts are binary trees as SNLI writes them;
-    else words are what is between spaces.
+    If every text begins with a round bracket, or is a single word, the texts are binary trees in SNLI's form; else
+    words are separated by spaces.
     """
     yield from class_examples(read_table(file, ROLES))
 
@@ -104,7 +104,7 @@ def sentence(text: str, is_tree: bool = False) -> Sentence:
 
 
 def tokens(sentence: Sentence, words: Words) -> list[str]:
-    """The tokens that a vocabulary reads; those of a tree are as many as it has.
+    """Return the tokens of a sentence as a vocabulary spells them; a tree keeps their number.
 
     Example:
         >>> tokens(sentence("It sleeps."), Words((), lower=True, punctuation=True))
@@ -116,10 +116,10 @@ def tokens(sentence: Sentence, words: Words) -> list[str]:
 
 
 class Batch(NamedTuple):
-    """Sentences of examples, s of each.
+    """A batch of b examples, each with s sentences.
 
-    Shapes: words (b, s, n); lengths (b, s); transitions (b, s, 2 n - 1), 0 to shift, 1 to reduce, -1 at padding and
-    where there is no tree; heads (b, s, n), likewise; label (b,), -1 where there is none
+    Shapes: words (b, s, n); lengths (b, s); transitions (b, s, 2 n - 1), 0 to shift, 1 to reduce, -1 at padding and for
+    sentences without a tree; heads (b, s, n), likewise; label (b,), -1 if unknown
     """
 
     words: Tensor
@@ -130,7 +130,7 @@ class Batch(NamedTuple):
 
 
 class Examples:
-    """Examples in numbers: batches of them on request. A label that training did not have is NONE."""
+    """Examples in numbers: batches of them on request. A label outside of the training data is NONE."""
 
     def __init__(self, examples: Sequence[Example], words: Words, labels: Words) -> None:
         self.sides = len(examples[0].sides) if examples else 1

@@ -25,7 +25,7 @@ class Context(nn.Module):
 
 
 class Dependency(Classifier):
-    """A parser with words of its own, and a composition along dependency trees, by any method of LatentDependency.
+    """A parser with its own word vectors, and a composition along dependency trees, by any method of LatentDependency.
 
     See: Niculae, Martins and Cardie 2018; Corro and Titov 2019; Peng, Thomson and Smith 2018.
     """

@@ -29,7 +29,7 @@ def inner_lists(sentence: Sentence) -> list[tuple[int, int]]:
 
 
 class ListOpsTask(LatentTask):
-    """Expressions and their values: these are known beforehand, and so is every tree."""
+    """Expressions of ListOps and their values; all values and trees are known."""
 
     name = "listops"
     summary = "find the value of ListOps expressions, and with it their trees"
@@ -65,7 +65,7 @@ class ListOpsTask(LatentTask):
         return {"words": Words(tokens), "labels": Words(DIGITS), "sides": Words(("expression",))}
 
     def refuse(self, examples: Sequence[Example], vocabularies: Vocabularies) -> None:
-        """Operators that training did not have have no meaning to a model."""
+        """Raise a ValueError for operators outside of the training data."""
         known = set(stored_words(vocabularies, "words").words)
         for example in examples:
             for token in example.sides[0].tokens:
@@ -74,7 +74,7 @@ class ListOpsTask(LatentTask):
                     raise ValueError(f"unknown operator {token}; the training has {operators}")
 
     def measures(self, made: Found, examples: Sequence[Example]) -> Report:
-        """The share of lists inside of others that are constituents, in whichever order each takes its arguments."""
+        """The share of inner lists that are constituents of the tree, whatever the tree inside each list."""
         if not made.spans:
             return {}
         wanted = [set(inner_lists(example.sides[0])) for example in examples]

@@ -16,7 +16,7 @@ def gradient_measures(model: Classifier, batch: Any, passes: int, seed: int = 0)
 
         variance = sum over w of var(g_w),        mean = sum over w of mean(g_w)^2
 
-    The model is in training as far as draws go; nothing is dropped, and nothing of the model changes.
+    Trees are drawn as in training, but without dropout, and the model does not change.
     """
     copy = deepcopy(model).train()
     for module in copy.modules():

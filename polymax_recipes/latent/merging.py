@@ -1,4 +1,4 @@
-"""A parser that merges neighbours: it grows trees step by step, and is judged all at once."""
+"""A parser that merges neighbours: it grows trees step by step, and all merges are scored at once."""
 
 from typing import NamedTuple
 
@@ -13,11 +13,11 @@ from polymax_recipes.training.vocabulary import PAD
 
 
 class Merges(NamedTuple):
-    """Trees, and all pairs of neighbours that were looked at while they grew.
+    """Trees, and all pairs of neighbours that were candidates while they grew.
 
     Shapes, S = n - 1 merges: transitions (b, 2 n - 1), -1 at padding; left and right (b, pairs), the nodes of a pair,
     as the steps of the transitions that make them; there (b, S, n), the pair that begins with token i before a merge;
-    allowed (b, S, n), whether there is one; y (b, S, n), which was merged
+    allowed (b, S, n), True if there is such a pair; y (b, S, n), the pair that was merged
     """
 
     transitions: Tensor
@@ -36,11 +36,11 @@ class MergeWalk(NamedTuple):
 
 
 class MergeParser(nn.Module):
-    """Scores of pairs of neighbours, of which one is merged, until a single node is left.
+    """A network that scores pairs of neighbours; one pair is merged at each step, until a single node is left.
 
         tokens   LSTM(words)        pair   TreeLSTMCell(left, right)        score   <q, h of the pair>
 
-    Nodes of a given tree are composed level by level, and then all pairs that were ever looked at in one go: several
+    Nodes of a given tree are composed level by level, and then all candidate pairs in one call: several
     updates on the same trees do not grow them again.
 
     Shapes: words (b, n); lengths (b,)
@@ -60,7 +60,7 @@ class MergeParser(nn.Module):
         return MergeWalk(plan, merges)
 
     def forward(self, words: Tensor, walk: MergeWalk) -> Judged:
-        """Log-probability of merges in their order, and entropy."""
+        """The log-probability of merges in their order, and their entropy."""
         _, left, right, there, allowed, y = walk.merges
         nodes = self.nodes(self._read(words), walk.plan, memory=True).nodes
         # what is not there is a node of 0 after the last
@@ -74,7 +74,7 @@ class MergeParser(nn.Module):
     def draw(self, words: Tensor, lengths: Tensor, chance: Tensor) -> Merges:
         """Return merges: drawn at random if chance (b,) is True, else the most probable merge at each step.
 
-        A node has the place of its first token, and knows the places of its neighbours; place n + 1 is none.
+        A node has the place of its first token, and stores the places of its neighbours; place n + 1 stands for none.
         """
         b, n = words.shape
         rows = torch.arange(b, device=words.device).unsqueeze(1)
@@ -139,9 +139,9 @@ class MergeParser(nn.Module):
 
 
 def _number_nodes(lengths: Tensor, ends: Tensor, n: int) -> tuple[Tensor, Tensor]:
-    """Transitions, and the step that makes each node: of tokens and two that are none, then of merges.
+    """Transitions, and the step that makes each node: of tokens and two placeholders, then of merges.
 
-    Shapes: ends (b, S), the token after what was merged, n + 1 for nothing; nodes (b, n + 2 + S)
+    Shapes: ends (b, S), the token after the merged nodes, n + 1 without a merge; nodes (b, n + 2 + S)
     """
     done = ends <= n
     last = torch.where(done, ends - 1, n)

@@ -76,12 +76,12 @@ class LatentOptions(Reading):
 
     @property
     def chosen(self) -> str:
-        """The method by which trees are learned: by default that of the model."""
+        """The method by which trees are learned: the model's own by default."""
         return METHODS[self.model][0] if self.method == "default" else self.method
 
     @property
     def heat(self) -> float:
-        """The temperature: by default such that sparse-expectation has few trees to sum over from the start."""
+        """The temperature: the default gives sparse-expectation few trees to sum over from the start."""
         return self.temperature or (0.03 if self.chosen == "sparse-expectation" else 1.0)
 
     @property
@@ -92,7 +92,7 @@ class LatentOptions(Reading):
 
 @dataclass(frozen=True)
 class ClassifyOptions(LatentOptions):
-    """The options of a classifier of sentences, which has words besides."""
+    """The options of a classifier of sentences, with the options of word vectors."""
 
     words: int = option(50_000, "Most words in the vocabulary.", least=1)
     lower: bool = option(False, "Read all words in lower case.")

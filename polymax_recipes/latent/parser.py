@@ -1,4 +1,4 @@
-"""A shift-reduce parser: it acts step by step, and its actions are scored all at once."""
+"""A shift-reduce parser: it chooses actions step by step, and all actions of given trees are scored at once."""
 
 from typing import NamedTuple
 
@@ -28,7 +28,7 @@ class Walk(NamedTuple):
     """States, allowed actions and scores of a parser along given transitions, and the plan of their trees.
 
     Shapes, T = 2 n - 1: seen (b, 3 T), for each step the first of the buffer, the topmost and the second of the stack,
-    as the steps that make these nodes, T where there is none; allowed and y (b, T, 2), of shifting and reducing
+    as the steps that make these nodes, T if there is no such node; allowed and y (b, T, 2), of shifting and reducing
     """
 
     plan: TreePlan
@@ -40,7 +40,8 @@ class Walk(NamedTuple):
 def walk_along(transitions: Tensor, lengths: Tensor, plan: TreePlan) -> Walk:
     """The walk along transitions (b, 2 n - 1) over sentences of lengths (b,).
 
-    The topmost node is what the last step made. The second is what the step before its first token was shifted made.
+    The last step made the topmost node. The step before the first token of the topmost node was shifted made the
+    second.
     """
     b, steps = transitions.shape
     n = (steps + 1) // 2
@@ -62,13 +63,13 @@ def walk_along(transitions: Tensor, lengths: Tensor, plan: TreePlan) -> Walk:
 
 
 class TransitionParser(nn.Module):
-    """Scores of actions from what lies on the stack and in the buffer; no state runs along with the actions.
+    """A network that scores actions from the nodes on the stack and in the buffer, without a recurrent state.
 
         tokens   LSTM(words)            nodes   BinaryTreeLSTM(tokens, tree)
         scores   0 to shift, W tanh(V [first of the buffer, topmost, second]) + b to reduce
 
-    With a state of its own the parser could be judged only step by step. So `forward` takes all steps of given
-    trees at once, level by level of the trees, which is what several updates on the same trees need.
+    With a recurrent state, actions could be scored only step by step. So `forward` scores all steps of given trees at
+    once, level by level, for several updates on the same trees.
 
     Shapes: words (b, n); lengths (b,); transitions (b, 2 n - 1), 0 to shift, 1 to reduce, -1 at padding
 

@@ -1,4 +1,4 @@
-"""A classifier that decides by a few words: it chooses at most k of them, and reads nothing else."""
+"""A classifier by rationales: it chooses at most k words, and reads only these."""
 
 import torch
 from torch import Tensor, nn
@@ -41,7 +41,7 @@ class Rationale(Classifier):
         return Read(states[rows, sentences.lengths - 1], chosen=weights.detach())
 
     def weights(self, scores: Tensor, lengths: Tensor) -> Tensor:
-        """Return the weights (r, n) with which words are chosen, from their scores (r, n)."""
+        """Return the weights (r, n) of the chosen words, from the scores of all words (r, n)."""
         chain = pm.BudgetChain(self.limit, lengths=lengths)
         off = torch.zeros_like(scores)
         unary = torch.stack([off, scores, off] if self.contiguous else [off, scores], -1)

@@ -34,7 +34,7 @@ class LatentTask(Task):
     """Examples of one sentence or two, with labels, and with gold trees if the files have them."""
 
     def measures(self, made: Found, examples: Sequence[Example]) -> Report:
-        """Measures that this task has besides those of all tasks."""
+        """The measures of this task besides those of all tasks."""
         return {}
 
     def used(self, examples: list[Example], part: str, options: LatentOptions) -> list[Example]:
@@ -53,7 +53,7 @@ class LatentTask(Task):
         return texts if len(texts) > 1 else texts[0]
 
     def refuse(self, examples: Sequence[Example], vocabularies: Vocabularies) -> None:
-        """Raise a ValueError if examples have what no model with these vocabularies can read."""
+        """Raise a ValueError if a model with these vocabularies cannot read the examples."""
         return
 
     def encode(self, examples: list[Example], vocabularies: Vocabularies) -> Examples:
@@ -116,7 +116,7 @@ class LatentTask(Task):
         return results
 
     def predict(self, trained: Trained, inputs: list[Given | None], before: int) -> Iterator[str]:
-        """The label, its probability, the words of a rationale, and with `trees` the trees; an empty line stays one."""
+        """The label, its probability, the words of a rationale, and with `trees` the trees; empty lines stay empty."""
         full = [fitting(trained, given) for given in inputs if given is not None]
         written = iter(self._prediction_lines(trained, full) if full else ())
         for given in inputs:

@@ -24,8 +24,8 @@ SHAPES = {"left": pm.nn.left_branching, "right": pm.nn.right_branching, "balance
 class Found(NamedTuple):
     """Label scores (count, labels) of examples, and the tree of each sentence.
 
-    `spans` or `heads` is empty where the model has no such trees; `probability` is that of all actions of the parser,
-    empty where there are none. `chosen` are the places of the words of rationales.
+    `spans` or `heads` is empty if the model has no such trees; `probability` is the probability of all actions of the
+    parser, empty without a parser. `chosen` are the places of the words of rationales.
     """
 
     scores: Tensor
@@ -53,7 +53,7 @@ def find_trees(model: Classifier, data: Examples, batch_size: int) -> Found:
 
 
 def _fewer(sizes: Tensor, rows: Tensor) -> tuple[Tensor, ...]:
-    """Rows in parts that fit: what a parser looks at grows with the square of the length."""
+    """Parts of a batch that fit into memory: the memory of a parser grows with the square of the length."""
     return rows.split(max(1, LARGEST // int(sizes[rows].max()) ** 2))
 
 

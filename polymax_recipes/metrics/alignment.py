@@ -26,7 +26,7 @@ class AlignmentErrorRate:
 
         AER = 1 - (|A and S| + |A and P|) / (|A| + |S|)
 
-    Counts go over all sentences. Without possible links P is S, and AER is 1 - F1.
+    Counts go over all sentences. Without possible links, P = S and AER = 1 - F1.
 
     Example:
         >>> aer = AlignmentErrorRate()

@@ -19,9 +19,9 @@ class Attachment(NamedTuple):
 
 @dataclass
 class AttachmentScore:
-    """UAS and LAS of words that are given, as in the CoNLL 2018 shared task.
+    """UAS and LAS over gold words, as in the CoNLL 2018 shared task.
 
-    All words count, punctuation included; of a relation the part before ":" counts, unless `subtypes` is set.
+    All words count, punctuation included; relations are compared up to ":", unless `subtypes` is set.
 
     Example:
         >>> score = AttachmentScore()

@@ -10,7 +10,9 @@ from polymax_recipes.metrics.counts import share
 
 
 class AttentionShape(NamedTuple):
-    """The share of weights that are exactly 0; per row, the runs of neighbours above 0 and of equal ones above 0."""
+    """The share of weights that are exactly 0, and for each row the numbers of runs of positive entries, and of runs of
+    equal positive entries.
+    """
 
     zeros: float
     segments: float
@@ -21,7 +23,7 @@ class AttentionShape(NamedTuple):
 class AttentionRuns:
     """Means over the rows of attention weights; rows without entries are left out.
 
-    Masked entries (mask False) are deleted, as in `fusedmax`: their neighbours are neighbours.
+    Masked entries (mask False) are deleted, as in `fusedmax`: the entries beside them become neighbours.
 
     Shapes: weights (*batch, n), mask the same or broadcast to it
 

@@ -1,4 +1,4 @@
-"""Binary trees without labels, as latent trees are judged: against gold trees, and against each other.
+"""Binary trees without labels, measures of latent trees against gold trees, and against each other.
 
 See: Williams, Drozdov and Bowman 2018; Kim, Dyer and Rush 2019
 """

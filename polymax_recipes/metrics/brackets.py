@@ -19,7 +19,7 @@ SAME = {"PRT": "ADVP"}
 
 
 class BracketScores(NamedTuple):
-    """F1 of brackets with and without their labels, and the share of sentences whose labelled ones are all right."""
+    """F1 of brackets with and without their labels, and the share of sentences with all labelled brackets right."""
 
     labelled: F1
     unlabelled: F1
@@ -28,11 +28,11 @@ class BracketScores(NamedTuple):
 
 @dataclass
 class BracketF1:
-    """Brackets of all sentences together.
+    """F1 of brackets, counted over all sentences.
 
-    As in evalb, parts of speech and roots that only wrap the sentence are no brackets, words that are punctuation in
-    the gold tree are taken out first, a bracket that is left without words is none, and one that is there twice can
-    be found twice. Labels are compared as they are: take functions and traces out before.
+    As in evalb, parts of speech and roots that only wrap the sentence do not count, words that are punctuation in the
+    gold tree are removed first, brackets without words are dropped, and a bracket that occurs twice can be found twice.
+    Labels are compared as given: remove functions and traces before.
 
     Example:
         >>> from polymax_recipes.readers.trees import parse_tree
@@ -66,7 +66,7 @@ class BracketF1:
 
 
 def _brackets(tree: Tree, keep: list[bool]) -> list[Span]:
-    """The brackets over the words that are kept, which are counted anew."""
+    """Return the brackets over the kept words, with new positions."""
     before = [0, *accumulate(keep)]
     spans = tree.spans
     if spans and spans[0].label in ROOTS:

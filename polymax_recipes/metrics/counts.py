@@ -9,7 +9,7 @@ T = TypeVar("T")
 
 
 class F1(NamedTuple):
-    """Precision, recall and F1, 0 if there is nothing to be right.
+    """Precision, recall and F1, 0 if nothing was predicted or wanted.
 
     precision = right / predicted        recall = right / gold        f1 = 2 right / (predicted + gold)
     """
@@ -35,7 +35,7 @@ class Counts:
     right: int = 0
 
     def add(self, gold: Iterable[Hashable], predicted: Iterable[Hashable]) -> None:
-        """Count the things of one sentence; a thing that is there twice can be found twice."""
+        """Count the items of one sentence; an item that occurs twice can be found twice."""
         first, second = Counter(gold), Counter(predicted)
         self.gold += first.total()
         self.predicted += second.total()
@@ -60,7 +60,7 @@ def share(part: float, whole: float) -> float:
 
 
 def check_lengths(name: str, gold: int, predicted: int) -> None:
-    """Refuse predictions for another sentence than the gold standard's."""
+    """Refuse predictions of another length than the gold standard's."""
     if gold != predicted:
         raise ValueError(f"predicted {name} must be as many as gold ones, {gold}; got {predicted}")
 

@@ -1,1 +1,1 @@
-"""Dependency parsing: biaffine scores of arcs, and trees over them whose loss is any of the structured ones."""
+"""Dependency parsing: biaffine scores of arcs, and trees over them, trained by any of the structured losses."""

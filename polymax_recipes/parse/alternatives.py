@@ -1,4 +1,4 @@
-"""Whole trees with their probabilities, and the heads of words with theirs, from the scores of a parser."""
+"""Probabilities of whole trees, and of the heads of words, from the scores of a parser."""
 
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
@@ -35,7 +35,7 @@ class Weighted(NamedTuple):
 
 
 def smoothing(loss: str, trees: Trees, wanted: str) -> Any:
-    """Return the smoothing of a loss that has probabilities; else a ValueError names the command that needs them."""
+    """Return the smoothing of a loss with probabilities; a ValueError names the command that needs another loss."""
     if loss not in SMOOTHINGS:
         raise ValueError(f"{wanted} needs a loss with probabilities, {', '.join(SMOOTHINGS)}; got {loss}")
     return SMOOTHINGS[loss](trees)
@@ -43,7 +43,8 @@ def smoothing(loss: str, trees: Trees, wanted: str) -> Any:
 
 @torch.no_grad()
 def alternatives(loss: str, scored: Scored) -> Iterator[Weighted]:
-    """The trees of each sentence: all that a sparse loss leaves, else the 5 best, of long projective ones the best.
+    """The trees of each sentence: all with weight under a sparse loss, else the 5 best, or only the best of a long
+    projective sentence.
 
     Example:
         >>> arcs = torch.tensor([[[0.0, 0.2, 0.0], [0.0, 0.0, 0.0], [0.0, 0.0, 0.0]]])

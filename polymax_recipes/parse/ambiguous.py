@@ -39,7 +39,7 @@ class Attachment(NamedTuple):
 
 
 def most_ambiguous(trained: Trained, files: Sequence[Path], most: int) -> list[Attachment]:
-    """The attachments with the largest entropies of all words of CoNLL-U files, first of all the largest."""
+    """The attachments with the largest entropies among all words of CoNLL-U files, in falling order."""
     sentences = (sentence for file in files for sentence in read_conllu(file, trees=False))
     found = attachments(trained, sentences)
     # among equals in the order of the text

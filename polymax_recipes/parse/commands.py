@@ -1,4 +1,4 @@
-"""The commands of parsers: the tree of a sentence as a picture, and the words whose heads are least certain."""
+"""The commands of parsers: draw the tree of a sentence, and list the words with the least certain heads."""
 
 from pathlib import Path
 from typing import Annotated

@@ -22,7 +22,7 @@ ROOT = "root"
 
 
 def read_treebanks(files: Sequence[Path], skipped: list[ReadError] | None = None) -> list[Sentence]:
-    """Return the sentences of CoNLL-U files, each with a tree of one root; with a list `skipped`, leave out others."""
+    """Return the sentences of CoNLL-U files with trees of one root; with a list `skipped`, leave out the others."""
     if not files:
         raise ValueError("treebanks come in one file or more; got 0")
     return list(chain.from_iterable(read_conllu(file, skipped=skipped) for file in files))
@@ -88,11 +88,11 @@ def vocabularies_of(examples: Sequence[Sentence], words: int) -> Vocabularies:
 
 
 class Batch(NamedTuple):
-    """Sentences with trees; -1 at padding, -2 for relations that training did not have.
+    """Sentences with trees; -1 at padding, -2 for relations outside of the training data.
 
     Shapes:
-        words (b, n); characters (b, n, c); lengths (b,); heads (b, n), and lifted, without crossing arcs; relations
-        (b, n), and universals, without subtypes
+        words (b, n); characters (b, n, c); lengths (b,); heads (b, n), and `lifted`, the heads without crossing arcs;
+        relations (b, n), and `universals`, the relations without subtypes
     """
 
     words: Tensor

@@ -22,7 +22,8 @@ def crossed(heads: Sequence[int]) -> list[int]:
 
 
 def lifted(heads: Sequence[int]) -> list[int]:
-    """The tree with words moved up, to the heads of their heads, until no arcs cross: the shortest first.
+    """The tree with words moved up, to the heads of their heads, until no arcs cross; the shortest crossing arc is
+    moved first.
 
     Example:
         >>> lifted([3, 4, 0, 3])

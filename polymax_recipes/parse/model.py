@@ -38,15 +38,15 @@ SPARSE = {"sparsemap": False, "margin-sparsemap": True}
 NAMES = (*LOSSES, *SPARSE, "softmax-heads")
 # a duality gap that no loss shows; with flat scores, hundreds of trees of smaller weight would follow
 TOLERANCE = 1e-6
-# turns that none takes
+# a number of turns that no solution needs
 LARGEST = 100_000
 
 
 class Scored(NamedTuple):
     """The trees of a batch.
 
-    Shapes: arcs (b, n + 1, n + 1), [head, modifier]; nodes (b, n + 1, d), 0 the root; pairs of arcs, of each kind that
-    is scored, (b, n + 1, n + 1, n + 1)
+    Shapes: arcs (b, n + 1, n + 1), [head, modifier]; nodes (b, n + 1, d), 0 the root; pairs of arcs, (b, n + 1, n + 1,
+    n + 1) for each kind that is scored
     """
 
     trees: Trees
@@ -99,8 +99,8 @@ class Parser(Model):
         return Scored(trees, self.arcs(tokens).float(), nodes, pairs)
 
     def loss(self, batch: Batch) -> dict[str, tuple[Tensor, Tensor]]:
-        """Return the losses of arcs and relations, over words; in training the share of lifted words, else UAS and
-        LAS.
+        """Return the losses of arcs and relations, over words; in training also the share of lifted words, otherwise
+        UAS and LAS.
         """
         scored = self(batch)
         words = batch.lengths.sum()
@@ -146,7 +146,7 @@ class Parser(Model):
 
     @torch.no_grad()
     def named(self, nodes: Tensor, heads: Tensor) -> Tensor:
-        """The best relations (b, n) of words to heads: that to the root is `root`, and no other is."""
+        """The best relations (b, n) of words to heads: only the relation to the root is `root`."""
         scores = self.relations(nodes, heads).float()
         if self.rooted:
             scores = scores.masked_fill(self.of_root != (heads == 0).unsqueeze(-1), -torch.inf)
@@ -154,7 +154,7 @@ class Parser(Model):
 
     @torch.no_grad()
     def single(self, scored: Scored) -> Tensor:
-        """Return True where SparseMAP leaves one tree, (b,)."""
+        """Return a bool tensor (b,), True if one tree has all the weight under SparseMAP."""
         # it is the best one, from which the solver starts: another comes at once or never
         with stopping():
             mu = pm.SparseMap(scored.trees, pm.ActiveSet(2, TOLERANCE))(*scored.scores)
@@ -164,7 +164,7 @@ class Parser(Model):
 
 @contextmanager
 def stopping() -> Iterator[None]:
-    """Suppress the warning that a solver was stopped, since --turns asks for that."""
+    """Suppress the warning that a solver was stopped, since --turns limits it on purpose."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="ActiveSet stopped")
         yield

@@ -1,4 +1,4 @@
-"""Scores of pairs of arcs: of a word, its head, and its sibling or its head's head."""
+"""Scores of pairs of arcs: each of a word, its head, and its sibling or its head's head."""
 
 import torch
 from torch import Tensor, nn
@@ -9,7 +9,7 @@ class PairScorer(nn.Module):
 
         scores[a, b, c] = sum_r tanh(A x_a)_r tanh(B x_b)_r (C x_c)_r        x_0 the root
 
-    It begins at 0, so that a parser begins with scores of arcs alone.
+    Its scores are 0 before training, so that a parser begins with scores of arcs alone.
 
     Shapes: nodes (b, n + 1, dim); scores (b, n + 1, n + 1, n + 1)
 

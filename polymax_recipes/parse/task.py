@@ -185,7 +185,7 @@ class ParseTask(Task):
 
 
 def attachment(examples: Sequence[Sentence], trees: Sequence[Tree], without: str) -> AttachmentScore:
-    """Scores of all words but those of a part of speech."""
+    """UAS and LAS over all words except those of one part of speech."""
     score = AttachmentScore()
     kept = [[word.upos != without for word in sentence.words] for sentence in examples]
 
@@ -212,7 +212,9 @@ def best_trees(trained: Trained, sentences: Sequence[Sequence[str]]) -> list[Tre
 
 @torch.no_grad()
 def arc_marginals(trained: Trained, sentences: Sequence[Sequence[str]]) -> list[Tensor | None]:
-    """The probabilities of all arcs, (n+1, n+1), [head, modifier], in the order of the sentences; None without any."""
+    """The probabilities (n+1, n+1), [head, modifier], of the arcs of each sentence; None if the loss has no
+    probabilities.
+    """
     if trained.options.loss not in SMOOTHINGS:
         return [None] * len(sentences)
     model, tokens = _parser(trained), TokenTable(sentences, trained.vocabularies)

@@ -1,4 +1,4 @@
-"""The command draw-proteins: pairs of sequences with known alignments, made by chance."""
+"""The command draw-proteins: random pairs of sequences with known alignments."""
 
 from pathlib import Path
 from typing import Annotated

@@ -18,7 +18,7 @@ Links = list[tuple[int, int]]
 
 
 class Aligned(NamedTuple):
-    """Two sequences without gaps, their names, and the pairs of places that are known to belong together."""
+    """Two sequences without gaps, their names, and the pairs of places of their known alignment."""
 
     names: tuple[str, str]
     first: str

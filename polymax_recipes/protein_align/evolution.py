@@ -17,7 +17,7 @@ LONGER = 0.6
 
 
 def substitution_probabilities(distance: float) -> torch.Tensor:
-    """P[a, b], the probability that letter a has become b, (20, 20), after `distance` changes of a letter in the mean.
+    """P[a, b], the probability that letter a has become b, (20, 20), after `distance` changes of a letter on average.
 
         P = exp(distance Q)    Q_ab = rate_ab frequency_b / scale for a != b    rate_ab = 8 within a group, else 1
 

@@ -61,8 +61,8 @@ class Substitutions(Model):
 
     @torch.no_grad()
     def found(self, batch: Batch, expected: bool) -> tuple[Tensor, Tensor | None]:
-        """Return the pairs of the best alignment, (b, n, m), and their expectations if the loss has some and they
-        are wanted.
+        """Return the pairs of the best alignment, (b, n, m), and, if wanted, their expectations; None if the loss has
+        no expectations.
         """
         gapped, scores = self(batch)
         smoothing = SMOOTHINGS.get(self.options.loss) if expected else None

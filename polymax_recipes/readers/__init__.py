@@ -1,6 +1,6 @@
-"""Readers of the files that recipes train on, and writers where results go back into files.
+"""Readers of the files that recipes train on, and writers of results in the same formats.
 
-All read UTF-8, plain or packed (a name that ends in ".gz"), one item after the other; what is wrong with a file is a
+All read UTF-8, plain or packed (a name that ends in ".gz"), one item after the other; errors in a file are a
 `ReadError` with its name and line.
 """
 

@@ -21,7 +21,7 @@ _PIECE = re.compile(r'"(?:[^"\\]|\\.)*"?|[\[\]{}]')
 class WordAlignment(NamedTuple):
     """Pairs of source and target words, counted from 0, and the words that were judged to have no counterpart.
 
-    Words that are in neither were not looked at.
+    Other words were not annotated.
     """
 
     links: list[tuple[int, int]]
@@ -54,7 +54,7 @@ def read_aligned(source: Path, target: Path, alignments: Path) -> Iterator[tuple
 
 
 def _numbered(path: Path) -> Iterator[tuple[int, WordAlignment]]:
-    """Alignments and the lines in which they begin."""
+    """Return alignments, and the lines in which they begin."""
     for number, record in _objects(path):
         links: set[tuple[int, int]] = set()
         sources: set[int] = set()

@@ -1,8 +1,8 @@
-"""Trees as charts see them: unary chains in one label, two children at a node, one label for each span; and back.
+"""Trees in the form of charts: a unary chain as one label, two children at a node, one label for each span; and back.
 
     chart_spans(right_binary(collapsed(tree)))        expanded(unbinary(chart_tree(spans, words, tags)))
 
-The second is the inverse of the first. An inserted node has the label of the node it is a piece of, with "|<" after it.
+The second is the inverse of the first. An inserted node has the label of its original node, with "|<" after it.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -91,7 +91,7 @@ def _binary(tree: Tree, split: Callable[[str, list[Tree]], tuple[Tree, ...]]) ->
 
 
 def unbinary(tree: Tree) -> Tree:
-    """The inverse of both ways to branch: inserted nodes give their children to the node above."""
+    """The inverse of `right_binary` and `left_binary`: inserted nodes give their children to the node above."""
 
     def restored(node: Tree, groups: list[list[Tree]]) -> list[Tree]:
         children = [child for group in groups for child in group]
@@ -106,7 +106,7 @@ def unbinary(tree: Tree) -> Tree:
 def chart_spans(tree: Tree) -> list[Span]:
     """The 2 n - 1 spans of a collapsed binary tree over n words, as parts of `SpanTree`.
 
-    The label of a word's span is the chain above its part of speech, "" where there is none.
+    The label of a word's span is the chain above its part of speech, "" if there is no chain.
 
     Example:
         >>> tree = Tree("S", (Tree("NP::PRP", (), "it"), Tree("VBZ", (), "works")))

@@ -20,7 +20,7 @@ def is_zero(node: Tree) -> bool:
 
 
 def without(tree: Tree, drop: Callable[[Tree], bool]) -> Tree | None:
-    """Return the tree without some nodes and without the nodes that are then empty; None if nothing is left.
+    """Return the tree without some nodes, and without nodes that become empty; None if nothing is left.
 
     Example:
         >>> print(without(Tree("S", (Tree("NP", (Tree("-NONE-", (), "*"),)), Tree("VB", (), "go"))), is_trace))
@@ -60,7 +60,7 @@ def without_functions(tree: Tree) -> Tree:
 
 
 def without_root(tree: Tree) -> Tree:
-    """The only child of a root that wraps the sentence; other trees as they are.
+    """The only child of a root that wraps the sentence; other trees unchanged.
 
     Example:
         >>> print(without_root(Tree("", (Tree("NP", (Tree("NN", (), "dog"),)),))))

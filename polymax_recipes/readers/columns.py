@@ -36,9 +36,9 @@ def read_tagged(
     """The sentences of a file; `token` and `tag` are columns: from the left, negative from the right, or by name.
 
     Names are those of the first line, or of a comment `# global.columns = ...`. Columns are separated by tabs in files
-    that have some, else by spaces. Lines of -DOCSTART- are left out, and so are comments: lines that begin with "#"
-    and have not as many columns as the tokens or are a key and its value, `# text = ...`; all that begin with "#" if
-    `comments` is True, none if it is False. A sentence that cannot be read is an error or, with `skipped`, left out,
+    with tabs, else by spaces. Lines of -DOCSTART- are left out, and so are comments: all lines that begin with "#" if
+    `comments` is True, none if it is False; by default those whose number of columns differs from that of tokens, or
+    with a key and its value, `# text = ...`. A sentence that cannot be read is an error or, with `skipped`, left out,
     and its error is added there.
     """
     layout = layout_of(path, comments, names=isinstance(token, str) or isinstance(tag, str))

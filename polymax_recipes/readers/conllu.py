@@ -42,7 +42,7 @@ class Word(NamedTuple):
 
 @dataclass(frozen=True)
 class Sentence:
-    """Words, and the raw lines of the file: comments, multiword tokens and empty nodes are in these alone.
+    """Words, and the raw lines of the file: comments, multiword tokens and empty nodes are only in these lines.
 
     `rows` are the positions of the words in `lines`.
     """
@@ -69,7 +69,7 @@ class Sentence:
         return [word.deprel for word in self.words]
 
     def with_tree(self, heads: Sequence[int], deprels: Sequence[str]) -> "Sentence":
-        """Return the sentence with other heads and relations, which need not be a tree; all else stays."""
+        """Return the sentence with other heads and relations, which need not be a tree; other columns do not change."""
         n = len(self.words)
         if len(heads) != n or len(deprels) != n:
             raise ValueError(f"heads and deprels must have one entry per word, {n}; got {len(heads)}, {len(deprels)}")
@@ -179,7 +179,7 @@ class _Ids:
         self.begun = False
 
     def fault(self, id: str) -> str | None:
-        """Words that say what is wrong with the next id; nothing where it is right."""
+        """Return the error message for the next id; empty if the id is right."""
         self.begun = True
         match = re.fullmatch(r"([0-9]{1,9})(?:([-.])([0-9]{1,9}))?", id)
         if not match:
@@ -201,7 +201,7 @@ class _Ids:
 
 
 def tree_fault(heads: Sequence[int]) -> tuple[int, str] | None:
-    """The first word, from 0, at which heads fail to be a tree with one root, and why; None for a tree.
+    """The first word, from 0, at which heads fail to be a tree with one root, and the reason; None for a tree.
 
     Example:
         >>> tree_fault([2, 0, 2])

@@ -13,7 +13,7 @@ T = TypeVar("T")
 
 
 class Record(NamedTuple):
-    """A name and its letters in upper case, gaps included; `line` is that of the name."""
+    """A name and its letters in upper case, gaps included; `line` is the number of the name's line."""
 
     name: str
     letters: str

@@ -21,7 +21,7 @@ class ParsedPair(NamedTuple):
 
 
 class Summarized(NamedTuple):
-    """The sentences of a text, its summaries, and 1 for each sentence that says most of them."""
+    """The sentences of a text, its summaries, and for each sentence 1 if it belongs to the best extract, else 0."""
 
     source: list[str]
     targets: list[str]
@@ -30,7 +30,7 @@ class Summarized(NamedTuple):
 
 
 def read_snli(path: Path) -> Iterator[ParsedPair]:
-    """The pairs of a file of SNLI or MultiNLI; those on which the annotators did not agree, "-", are left out."""
+    """The pairs of a file of SNLI or MultiNLI; pairs on which annotators disagreed, "-", are left out."""
     for line, record in read_records(path):
         label = _text(path, line, record, "gold_label")
         if label != "-":

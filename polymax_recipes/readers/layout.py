@@ -37,7 +37,7 @@ class Split(NamedTuple):
 class Layout:
     """The columns of a file; `header` is the number of the line that names them, 0 without such a line.
 
-    `first` is the number of the first line with a token, at which wrong columns are told.
+    `first` is the number of the first line with a token; errors about columns name it.
     """
 
     columns: int
@@ -52,9 +52,9 @@ class Layout:
         return self.split.fields(line)
 
     def is_comment(self, line: Line) -> bool:
-        """Return True if a line that begins with "#" is a comment, and not a token.
+        """Return True if a line that begins with "#" is a comment, False if it is a token.
 
-        Where nothing was said, that is so if its columns are not as many as those of tokens, or if it is a key and its
+        By default it is a comment if its number of columns differs from that of tokens, or if it is a key and its
         value, `# text = ...`.
         """
         if not line.text.startswith("#") or self.comments is False:

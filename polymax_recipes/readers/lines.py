@@ -1,4 +1,4 @@
-"""Lines of text files, plain or gzip, with their numbers; errors that say where."""
+"""Lines of text files, plain or gzip, with their numbers, and errors that name the line."""
 
 import gzip
 import os
@@ -73,10 +73,10 @@ def lines(path: Path) -> Iterator[Line]:
 
 
 def blocks(path: Path) -> Iterator[list[Line]]:
-    """Lines up to the next blank one, and with it all blank ones that follow: together they are the file.
+    """Groups of lines: each ends with a blank line and all blank lines after it; together they are the whole file.
 
-    Blank lines at the top belong to the first block. A block that is complete is given before an error further down
-    is raised.
+    Blank lines at the top belong to the first block. A complete block is yielded before an error in a later line is
+    raised.
     """
     return grouped(lines(path))
 
@@ -108,7 +108,8 @@ def grouped(lines: Iterable[Line]) -> Iterator[list[Line]]:
 def write(path: Path, texts: Iterable[str]) -> None:
     """Write texts, one after the other, as UTF-8; a name that ends in ".gz" is packed, to the same bytes every time.
 
-    The file takes its place when it is whole: texts may come from the file of that name, and an error leaves it be.
+    The file is moved to its place when it is complete: texts may come from a file of the same name, and an error does
+    not change that file.
     """
     file = pathlib.Path(path)
     with atomic_write(file) as temporary, temporary.open("wb") as plain:

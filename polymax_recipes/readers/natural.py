@@ -6,7 +6,7 @@ from math import isfinite
 
 
 def natural_order(names: Iterable[str]) -> list[str]:
-    """Return names in their natural order: numbers by their size, also numbers inside of names.
+    """Return names in natural order: numbers are sorted by their value, also inside of names.
 
     Example:
         >>> natural_order(["10", "9", "-1"]), natural_order(["class10", "class9", "a"])
@@ -26,6 +26,6 @@ def _is_number(name: str) -> bool:
 
 
 def _parts(name: str) -> list[tuple[bool, int, str]]:
-    """The digits of a text as numbers, before all other characters, and the rest as it is."""
+    """The key by which a text is sorted: its runs of digits as numbers, which come before all other characters."""
     found = re.findall("[0-9]+|[^0-9]+", name)
     return [(not part[0].isdecimal(), int(part) if part[0].isdecimal() else 0, part) for part in found]

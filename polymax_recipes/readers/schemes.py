@@ -1,4 +1,4 @@
-"""Schemes that write labelled spans as tags of tokens: reading, writing and telling them apart."""
+"""Schemes that write labelled spans as tags of tokens: reading, writing and detection."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -60,7 +60,7 @@ BIOES = Scheme("BIOES", "B", "I", "E", "S")
 def spans_of(tags: Sequence[str]) -> list[Span]:
     """The spans of tags in any of the schemes, broken ones included, as conlleval reads them.
 
-    A span begins at B or S, after O, E or S, and where the type changes: I-X after O begins one.
+    A span begins at B or S, after O, E or S, and where the type changes: I-X after O begins a span.
 
     Example:
         >>> spans_of(["B-PER", "I-PER", "I-LOC", "O", "I-LOC"])

@@ -20,7 +20,7 @@ from polymax_recipes.readers.values import complete_series, value_of
 def read_series(path: Path, *, complete: bool = False) -> Iterator[Series]:
     """Return the series of a file: of a .ts file or, without this name and a header of @, of plain text.
 
-    Where series are to be `complete`, missing values are refused.
+    If series must be `complete`, missing values are refused.
     """
     return (read_ts if is_ts(path) else read_text_series)(path, complete=complete)
 
@@ -36,8 +36,8 @@ def is_ts(path: Path) -> bool:
 def read_ts(path: Path, *, complete: bool = False) -> Iterator[Series]:
     """The series of a .ts file: values between commas, dimensions between colons, the class last.
 
-    What the header says of dimensions, lengths and classes has to be so. Time stamps are refused, and where series
-    are to be `complete`, so are missing values.
+    Dimensions, lengths and classes must agree with the header. Time stamps are refused; if series must be `complete`,
+    so are missing values.
     """
     header: dict[str, list[str]] = {}
     data, dimensions = False, 0
@@ -67,7 +67,7 @@ def read_ts(path: Path, *, complete: bool = False) -> Iterator[Series]:
 def parse_values(path: Path, line: Line) -> Series | None:
     """Return the complete series of a line of a .ts file, whose header is unknown; None for lines without a series.
 
-    What comes last and is not a sequence as long as those before it is the class.
+    If the last field is not a sequence as long as those before it, it is the class.
 
     Example:
         >>> parse_values("input", Line(1, "1,2:3,4:a", "")).values.T
@@ -84,7 +84,8 @@ def parse_values(path: Path, line: Line) -> Series | None:
 
 
 def read_steps(path: Path) -> Tensor:
-    """The values (length, dimensions), float64, of one series: a time step a line, its values between commas or spaces.
+    """The values (length, dimensions), float64, of one series: a time step in each line, its values separated by commas
+    or spaces.
 
     Lines that begin with "#" are left out.
     """
@@ -107,7 +108,9 @@ def read_steps(path: Path) -> Tensor:
 
 
 def read_long_series(path: Path) -> Tensor:
-    """The values (length,), float64, of one series in a .csv file: a value a line, or its number, from 1, and it."""
+    """The values (length,), float64, of one series in a .csv file: a value in each line, or its number, from 1, and the
+    value.
+    """
     values: list[float] = []
     columns: int | None = None
     for line in lines(path):

@@ -12,7 +12,7 @@ Path = str | os.PathLike[str]
 
 
 class Sound(NamedTuple):
-    """Samples (n,) between -1 and 1, channels being averaged, and how many there are in a second."""
+    """Samples (n,) between -1 and 1, averaged over channels, and their number per second."""
 
     samples: Tensor
     rate: int
@@ -39,7 +39,7 @@ def read_wave(path: Path) -> Sound:
 
 
 def write_wave(path: Path, sound: Sound) -> None:
-    """Write samples as a .wav file of one channel with 16 bits; what is beyond -1 or 1 is cut off.
+    """Write samples as a .wav file of one channel with 16 bits; values beyond -1 or 1 are clipped.
 
     Example:
         >>> import tempfile

@@ -1,7 +1,7 @@
 """Tables, row by row: TSV, CSV, JSON lines, Parquet, datasets of Hugging Face on disk, and lists and frames in memory.
 
-A task names its columns by roles, such as token and tag. Each role is found in a table by the name or the number that
-the user gives, else by the names that such columns usually have, else, in a table without names, by its place.
+A task names its columns by roles, such as token and tag. The column of a role is found by the name or the number that
+the user gives, else by the usual names of such columns, else, in a table without names, by its place.
 """
 
 import csv
@@ -24,7 +24,7 @@ PACKED = ".gz"
 class Role(NamedTuple):
     """A column by its meaning: its name in options, other names that files give it, and its use.
 
-    `needed` columns must be in data to learn from, `given` ones also in data to predict.
+    `needed` columns must be in training data, `given` columns also in data to predict.
     """
 
     name: str
@@ -34,7 +34,7 @@ class Role(NamedTuple):
 
     @property
     def known_as(self) -> tuple[str, ...]:
-        """All names of the column, that of the option first."""
+        """All names of the column, first its name in options."""
         return self.name, *self.names
 
 
@@ -84,7 +84,7 @@ class Row(NamedTuple):
 
 
 def is_table(path: Path) -> bool:
-    """Return True if a path is a table by its name, or a directory, as datasets on disk are.
+    """Return True if a path is a table by its name, or is a directory, such as a dataset on disk.
 
     Example:
         >>> is_table("train.csv.gz"), is_table("train.conllu")
@@ -113,9 +113,10 @@ def parse_columns(text: str, roles: Sequence[Role]) -> dict[str, int | str]:
 
 
 def read_table(path: Path, roles: Sequence[Role], columns: str = "", *, predict: bool = False) -> Iterator[Row]:
-    """Return the rows of a file or a directory, by its name; anything but CSV, JSON lines and Parquet has tabs.
+    """Return the rows of a file or a directory, in the format of its name; files other than CSV, JSON lines and Parquet
+    have tabs.
 
-    With `predict`, columns that are only learned from may be missing.
+    With `predict`, columns that only training needs may be missing.
     """
     chosen = parse_columns(columns, roles)
     name = os.fspath(path).removesuffix(PACKED)
@@ -144,7 +145,9 @@ def rows_in_memory(data: Any, name: str, roles: Sequence[Role], columns: str = "
 
 
 def records_in_memory(data: Any, name: str, roles: Sequence[Role]) -> Iterator[dict[str, Any]]:
-    """Return the rows of data in memory as dicts of plain values, all columns of each; values by place get names."""
+    """Return the rows of data in memory as dicts of plain values, with all columns; values without names get names by
+    their place.
+    """
     names: dict[str, Any] = {}
     if hasattr(data, "features") and hasattr(data, "column_names"):
         names = dict(data.features)
@@ -300,7 +303,7 @@ def _dataset(path: Path) -> tuple[Iterator[tuple[int, Any, int]], dict[str, Any]
 
 
 def _named(value: Any, feature: Any) -> Any:
-    """Return a value with its classes by name, where the table says the names of its numbers."""
+    """Return a value with its classes by name, if the table has names for its numbers."""
     if isinstance(value, list):
         inner = feature.get("feature") if isinstance(feature, dict) else getattr(feature, "feature", feature)
         return [_named(one, inner) for one in value]
@@ -311,7 +314,7 @@ def _named(value: Any, feature: Any) -> Any:
 
 
 def _plain(value: Any) -> Any:
-    """Return numbers, texts and lists of them for what numpy, pandas and torch have; missing values are None."""
+    """Return values of numpy, pandas and torch as numbers, texts and lists of them; missing values are None."""
     if hasattr(value, "tolist"):
         value = value.tolist()
     if isinstance(value, float) and isnan(value):

@@ -95,7 +95,8 @@ class Tree:
 
 
 def fold(tree: Tree, value: Callable[[Tree, list[Value]], Value]) -> Value:
-    """The value of a tree, from those of its children; without recursion, as trees can be deeper than Python's stack.
+    """The value of a tree, computed from the values of its children, without recursion: trees can be deeper than
+    Python's stack.
 
     Example:
         >>> fold(parse_tree("(S (NP (PRP it)) (VBZ works))"), lambda node, depths: 1 + max(depths, default=0))
@@ -115,12 +116,12 @@ def fold(tree: Tree, value: Callable[[Tree, list[Value]], Value]) -> Value:
 
 
 def read_trees(path: Path) -> Iterator[Tree]:
-    """The trees of a file, over any number of lines each, as they are: traces, functions and empty root labels stay."""
+    """The trees of a file, unchanged: traces, functions and empty root labels stay. A tree may take several lines."""
     return (tree for _, tree in numbered_trees(path, lines(path)))
 
 
 def numbered_trees(path: Path, text: Iterable[Line]) -> Iterator[tuple[int, Tree]]:
-    """The trees of lines that need not be all of the file's, and the lines in which they begin.
+    """The trees in some lines of a file, and the numbers of the lines in which they begin.
 
     Example:
         >>> for number, tree in numbered_trees("input", [Line(3, "(NP (DT a)", ""), Line(4, "(NN dog))", "")]):
@@ -181,7 +182,7 @@ class _Builder:
         return bool(self.stack)
 
     def add(self, token: str) -> str | None:
-        """Take the next token; words that say what is wrong with it here, nothing where it is right."""
+        """Take the next token, and return the error message if it is wrong here, else an empty text."""
         if token == "(":
             if self.stack and len(self.stack[-1][0]) > 1:
                 return f"a bracket after the word {self.stack[-1][0][1]!r}"

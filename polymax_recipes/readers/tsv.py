@@ -45,7 +45,7 @@ def read_translations(path: Path) -> Iterator[Translation]:
 
 
 def read_rows(path: Path, columns: Sequence[str]) -> Iterator[tuple[Line, list[str]]]:
-    """Lines and their columns, which have these names in errors; none may be empty. Quotation marks are text.
+    """Lines and their columns, which errors call by `names`; no column may be empty. Quotation marks are text.
 
     Blank lines are left out.
     """

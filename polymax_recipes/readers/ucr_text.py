@@ -1,4 +1,4 @@
-"""Time series in plain text, as the UCR archive has them: a series a line, its class first.
+"""Time series in plain text, in the form of the UCR archive: each line has a class and its series.
 
 See: Dau et al. 2019
 """
@@ -16,8 +16,8 @@ from polymax_recipes.readers.values import Series, complete_series, value_of
 def read_text_series(path: Path, *, complete: bool = False) -> Iterator[Series]:
     """The series of a file of plain text: class and values between commas, tabs or spaces.
 
-    NaN at the end pads a series that is shorter than others. A first line without any numbers is a header. Where
-    series are to be `complete`, other missing values are refused.
+    NaN at the end pads a series that is shorter than others. A first line without any numbers is a header. If series
+    must be `complete`, other missing values are refused.
     """
     first = True
     for line in lines(path):

@@ -8,7 +8,7 @@ from polymax_recipes.readers.lines import Line, Path, ReadError
 
 
 class Series(NamedTuple):
-    """Values (length, dimensions) in float64, and the class; None in files without classes. Missing values are NaN."""
+    """Values (length, dimensions) in float64, and the class, None in files without classes. Missing values are NaN."""
 
     values: Tensor
     label: str | None

@@ -1,4 +1,4 @@
-"""The attention of the decoder by its name on the command line, and what its weights look like."""
+"""The attention of the decoder by its name on the command line, and measures of its weights."""
 
 from collections.abc import Callable
 from functools import partial
@@ -23,7 +23,7 @@ NAMES = (*FREE, *BOUNDED)
 
 
 class Source(NamedTuple):
-    """An encoded batch: keys to be compared with queries, values to be summed, and which words are there.
+    """An encoded batch: keys to be compared with queries, values to be summed, and a mask of the words.
 
     Shapes: keys (b, n, h); values (b, n, e); mask (b, n), True = a word or the END after it; lengths (b,)
     """
@@ -35,10 +35,10 @@ class Source(NamedTuple):
 
 
 class SourceAttention(nn.Module):
-    """Attention of k hypotheses for each of b sentences, with the fertility that each has left.
+    """Attention of k hypotheses for each of b sentences, with their remaining fertilities `left`.
 
-    A bounded mapping gives a word at most `fertility` over all steps, and END whatever is missing to 1. For the others
-    nothing is left or used up, and `left` stays as it is.
+    A bounded mapping gives a word at most `fertility` over all steps, and END the rest of the sum, up to 1. Other
+    mappings have no fertilities, and do not change `left`.
 
     Shapes: queries (b, k, h); left (b, k, n); context (b, k, e); weights (b, k, n)
     """
@@ -75,9 +75,11 @@ class SourceAttention(nn.Module):
 def attention_counts(weights: Tensor, steps: Tensor, words: Tensor) -> Tensor:
     """Sums over a batch, on its device: exact zeros, entries, segments, groups, steps.
 
-    Segments are longest runs of positive weights, groups of equal positive weights: blocks in `pm.plot.attention`.
+    Segments are maximal runs of positive weights; groups are maximal runs of equal positive weights, the blocks in
+    `pm.plot.attention`.
 
-    Shapes: weights (b, m, n); steps (b, m), words (b, n): True where they are there, words first; sums (5,)
+    Shapes: weights (b, m, n); steps (b, m), words (b, n): True for steps and words, False for padding, which comes
+    after the words; sums (5,)
 
     Example:
         >>> weights, there = torch.tensor([[[0.4, 0.4, 0.2, 0.0]]]), torch.ones(1, 4, dtype=torch.bool)

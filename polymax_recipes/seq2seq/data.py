@@ -19,7 +19,7 @@ ROLES = (
 
 
 class Referenced(NamedTuple):
-    """A text with its targets: the first is learned, and outputs are compared with all."""
+    """A text with its targets: models learn the first one, and outputs are compared with all."""
 
     source: str
     targets: tuple[str, ...]
@@ -31,10 +31,10 @@ class Referenced(NamedTuple):
 
 
 def read_texts(files: Sequence[Path]) -> list[Referenced]:
-    """Source and target texts of one file, a table with tabs or .jsonl, or of two that are parallel, line by line.
+    """Source and target texts of one file, a table with tabs or .jsonl, or of two parallel files, line by line.
 
-    An object of JSON has them as "source" and "target": a text, or a list. The sentences of a source are joined, those
-    of a target are each a target.
+    A JSON object has "source" and "target", each a text or a list of texts. A list of source sentences is joined; in a
+    list of targets, each text is a target.
     """
     if len(files) == 2:
         return list(_parallel(*files))

@@ -1,6 +1,6 @@
-"""Search that ends with a proof: hypotheses by their bounds, until none can be better than the best that has ended.
+"""Exact search: hypotheses are extended by their bounds, until none can be better than the best complete one.
 
-Words of probability 0, which sparse losses give to almost all, are never followed, so that the rest is often few.
+Words of probability 0 are never followed; sparse losses give 0 to almost all words, so that few hypotheses remain.
 """
 
 from heapq import heappop, heappush
@@ -20,7 +20,9 @@ TOGETHER = 32
 
 
 class Hypothesis(NamedTuple):
-    """Words after BEGIN, their log-probability, and the state before the last of them is read, one of several."""
+    """Words after BEGIN, their log-probability, and the state before the last word is read, with its row in a batch of
+    states.
+    """
 
     words: tuple[int, ...]
     log_prob: float
@@ -29,10 +31,11 @@ class Hypothesis(NamedTuple):
 
 
 def exact_search(model: Seq2Seq, source: Tensor, lengths: Tensor, search: Search, most: int) -> Found:
-    """Return the result of `beam_search`, and for each sentence that it has not proven, the best target of all.
+    """Return the result of `beam_search`; for each sentence whose result it has not proven to be the best, the best
+    target of all.
 
-    At most `most` hypotheses of a sentence are extended; where that is not enough, the best so far is returned, and
-    `exact` is False.
+    At most `most` hypotheses of a sentence are extended; if the search does not end by then, the best target so far is
+    returned, and `exact` is False.
     """
     found = beam_search(model, source, lengths, search)
     for row in (~found.exact).nonzero().flatten().tolist():
@@ -50,7 +53,7 @@ def exact_search(model: Seq2Seq, source: Tensor, lengths: Tensor, search: Search
 def _best(
     model: Seq2Seq, source: Tensor, search: Search, least: float, most: int
 ) -> tuple[tuple[int, ...] | None, float, bool]:
-    """Words better than a score, if any were found; their score; True if none are better."""
+    """Words with a better score than given, if any were found; their score; True if they are proven to be the best."""
     encoded, state = model.encode(source, torch.tensor([source.shape[1]], device=source.device))
     # the largest first: log-probabilities only fall, so a score stays below what it is at the greatest length
     waiting = [(0.0, 0, Hypothesis((), 0.0, state, 0))]
@@ -86,7 +89,7 @@ def _best(
 
 
 def _extend(model: Seq2Seq, source: Source, chosen: list[Hypothesis]) -> tuple[State, Tensor]:
-    """The states after the last words of hypotheses were read, and log-probabilities of what follows, (k, words)."""
+    """The states after the last words of hypotheses were read, and log-probabilities of the next words, (k, words)."""
     parts = zip(*(State(*(part[0, one.which] for part in one.states)) for one in chosen))
     state = State(*(torch.stack(part).unsqueeze(0) for part in parts))
     last = torch.tensor([[one.words[-1] if one.words else BEGIN for one in chosen]], device=source.mask.device)

@@ -8,7 +8,7 @@ from typing import Any
 
 
 def bleu(texts: list[str], wanted: Sequence[Sequence[str]]) -> float:
-    """BLEU of a corpus, from 0 to 100; each text has one reference or more.
+    """BLEU of a corpus, from 0 to 100; each text has one or more references.
 
     Example:
         >>> bleu(["the cat sat on the mat"], [["the cat sat on the mat", "a cat was there"]])
@@ -26,7 +26,7 @@ def bleu(texts: list[str], wanted: Sequence[Sequence[str]]) -> float:
 def rouge(texts: list[str], wanted: Sequence[Sequence[str]]) -> dict[str, float]:
     """Mean F scores of ROUGE-1, ROUGE-2 and ROUGE-L, from 0 to 100, over letters and digits in lower case.
 
-    Of several references of a text, all three are those of the one with the best ROUGE-1, as for SciTLDR.
+    If a text has several references, all three scores are for the reference with the best ROUGE-1, as for SciTLDR.
 
     Example:
         >>> rouge(["the cat.", "it"], [["a dog", "The cat"], ["that"]])
@@ -44,7 +44,7 @@ def rouge(texts: list[str], wanted: Sequence[Sequence[str]]) -> dict[str, float]
 
 
 class _Words:
-    """The package's own tokenizer knows the letters of English alone."""
+    """A tokenizer for all languages: the package's own tokenizer has only English letters."""
 
     def tokenize(self, text: str) -> list[str]:
         return re.findall(r"\w+", text.lower())

@@ -16,7 +16,7 @@ from polymax_recipes.words import word_log_probs, words_loss, words_measured
 class State(NamedTuple):
     """The decoder between two steps, for k hypotheses of each sentence.
 
-    Shapes: hidden, cell (b, k, layers, h); fed (b, k, h), the last output; left (b, k, n), fertilities
+    Shapes: hidden, cell (b, k, layers, h); fed (b, k, h), the last output; left (b, k, n), the remaining fertilities
     """
 
     hidden: Tensor
@@ -59,7 +59,7 @@ class Seq2Seq(Model):
         self.dropout = nn.Dropout(options.dropout)
 
     def encode(self, source: Tensor, lengths: Tensor) -> tuple[Source, State]:
-        """The source, once for all steps, and the state before the first, of one hypothesis."""
+        """Return the encoded source, which all steps use, and the state before the first step, for one hypothesis."""
         embedded = self.dropout(self.source(source))
         packed = pack_padded_sequence(embedded, lengths.cpu(), batch_first=True, enforce_sorted=False)
         # oneDNN has no LSTM in half precision where the processor has none; this says nothing about other devices
@@ -75,7 +75,7 @@ class Seq2Seq(Model):
         return encoded, State(begin, cells, fed, self.attention.start(encoded))
 
     def step(self, embedded: Tensor, source: Source, state: State) -> tuple[State, Tensor]:
-        """The state after words (b, k, e) were written, and the weights of the attention."""
+        """Return the state after words (b, k, e) were written, and the weights of the attention."""
         entering = torch.cat([embedded, state.fed], -1).flatten(0, 1)
         hidden, cell = [], []
         before = zip(state.hidden.flatten(0, 1).unbind(1), state.cell.flatten(0, 1).unbind(1))
@@ -92,7 +92,7 @@ class Seq2Seq(Model):
         return State(hiddens, cells, fed, left), weights
 
     def forward(self, batch: Batch) -> tuple[Tensor, Tensor]:
-        """Outputs for the words of the target after the first, and the weights by which each was written."""
+        """Return outputs for the words of the target after the first, and the attention weights of each."""
         source, state = self.encode(batch.source, batch.source_lengths)
         embedded = self.dropout(self.target(batch.target[:, :-1]))
         outputs, weights = [], []
@@ -103,7 +103,7 @@ class Seq2Seq(Model):
         return torch.cat(outputs, 1), torch.cat(weights, 1)
 
     def loss(self, batch: Batch) -> dict[str, tuple[Tensor, Tensor]]:
-        """The loss of words, right ones, and the shape of the attention; over words and END."""
+        """Return the loss, the number of right words, and measures of the attention, over words and END."""
         outputs, weights = self(batch)
         gold = batch.target[:, 1:]
         there = gold != PAD
@@ -124,5 +124,5 @@ class Seq2Seq(Model):
         return {**found, "zeros": (zeros, entries), "segments": (segments, steps), "groups": (groups, steps)}
 
     def log_probs(self, outputs: Tensor) -> Tensor:
-        """Return log-probabilities of all words, (b, k, words); -inf for words that a sparse output leaves out."""
+        """Return log-probabilities of all words, (b, k, words); -inf for words of probability 0."""
         return word_log_probs(self.options, self.words(outputs).float())

@@ -1,4 +1,4 @@
-"""Numbers in words, English and French: a task to translate whose attention has contiguous segments.
+"""Numbers in words, English and French: a translation task with contiguous segments of attention.
 
 "seventy three" is "soixante treize": sixty, thirteen; "ninety" is "quatre vingt dix": four twenty ten.
 """

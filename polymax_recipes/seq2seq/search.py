@@ -20,9 +20,9 @@ class Search(NamedTuple):
 
 
 class Found(NamedTuple):
-    """The best target of each sentence, to END, then PAD; its score; whether no target has a better one.
+    """The best target of each sentence, to END, then PAD; its score; True if no target has a better score.
 
-    The score is -inf where nothing ended in time, and the words are those of the best beginning.
+    If no hypothesis ended in time, the score is -inf, and the words are those of the best unfinished hypothesis.
 
     Shapes: words (b, longest); scores (b,); exact (b,)
     """
@@ -34,12 +34,12 @@ class Found(NamedTuple):
 
 @torch.no_grad()
 def beam_search(model: Seq2Seq, source: Tensor, lengths: Tensor, search: Search) -> Found:
-    """Return the target of the largest log-probability / length^penalty that a beam meets.
+    """Return the target with the largest log-probability / length^penalty among the hypotheses of a beam.
 
-    A hypothesis of probability 0 is never extended, nor one that cannot overtake the best that has ended: its
-    log-probability only falls, so its score stays below what it has divided by the largest length. A sentence of which
-    nothing else was dropped is solved exactly, and its search ends by itself; sparse outputs make it likely. Other
-    searches end when as many hypotheses as the beam holds have ended with a better score than those that go on.
+    A hypothesis is not extended if its probability is 0, or if it cannot overtake the best complete one: its
+    log-probability only falls, so that its score stays below its log-probability divided by the largest length to the
+    penalty. If no other hypothesis of a sentence was dropped, its result is exact; with sparse outputs this is likely.
+    Otherwise the search ends when `beam` complete hypotheses have better scores than all unfinished ones.
 
     See: Peters, Niculae and Martins 2019, Sparse sequence-to-sequence models, Section 4.
     """
@@ -82,7 +82,7 @@ def beam_search(model: Seq2Seq, source: Tensor, lengths: Tensor, search: Search)
 
 
 def _better_ending(found: Found, words: Tensor, scores: Tensor) -> Found:
-    """Return the better of the result so far and a hypothesis that has ended: scores are (b, k), words (b, k, m)."""
+    """Return the better of the result so far and the complete hypotheses: scores are (b, k), words (b, k, m)."""
     score, which = scores.max(1)
     better = score > found.scores
     rows = torch.arange(len(which), device=which.device)

@@ -51,7 +51,7 @@ class Seq2SeqOptions(Reading):
 
 
 class Seq2SeqTask(Task):
-    """Pairs of texts; the report has measures of the targets found, and of the attention by which they were."""
+    """Pairs of texts; the report has measures of the targets found, and of the attention."""
 
     name = "seq2seq"
     summary = "translate or summarize: pairs of texts"
@@ -155,7 +155,7 @@ def found_targets(trained: Trained, sources: list[str]) -> Found:
 
 @torch.no_grad()
 def attended(trained: Trained, source: str) -> tuple[Tensor, list[str], list[str]]:
-    """The weights by which a source is translated, the words of the target, and those of the source; END included."""
+    """Return the attention weights of a translation, the words of the target, and those of the source, with END."""
     words = trained.vocabularies["source"].encode(source)
     target = target_words(found_targets(trained, [source]).words[0])
     row = torch.tensor([[*words, END]]), torch.tensor([len(words) + 1])

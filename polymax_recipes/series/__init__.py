@@ -1,1 +1,1 @@
-"""Time series: alignments of two, and classes by the nearest barycenter under dynamic time warping."""
+"""Time series: alignments of two series, and classification by the nearest barycenter under dynamic time warping."""

@@ -26,7 +26,7 @@ class Aligned(NamedTuple):
 
 
 def two_series(files: Sequence[Path], index: tuple[int, int] | None) -> tuple[Tensor, Tensor]:
-    """The series of two files with a time step a line, or two of the series of one file, by places counted from 0."""
+    """The series of two files with a time step a line, or two series of one file, given by their places from 0."""
     if len(files) == 2 and index is None:
         x, y = map(read_steps, files)
     elif len(files) == 1 and index is not None:

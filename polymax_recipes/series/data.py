@@ -17,14 +17,14 @@ from polymax_recipes.training.vocabulary import Words, stored_words
 
 
 class Shape(NamedTuple):
-    """The shape of the centroids: the points of those of each class, and the numbers at each point."""
+    """The shape of the centroids: the number of points for each class, and the dimensions of a point."""
 
     sizes: tuple[int, ...]
     dimensions: int
 
 
 def read_labelled_series(files: Sequence[Path]) -> list[Series]:
-    """The series of files, all with a class, all values and one number of dimensions."""
+    """The series of files; each must have a class and all its values, and all must have equal dimensions."""
     if not files:
         raise ValueError("series come in one file or more; got 0")
     found: list[Series] = []
@@ -42,7 +42,7 @@ def read_labelled_series(files: Sequence[Path]) -> list[Series]:
 
 
 def series_of_row(row: Row) -> Series:
-    """Return the series of a row: its values are a list of numbers, or of points, or a text with spaces between."""
+    """Return the series of a row: its values are a list of numbers or of points, or a text with spaces."""
     given = row.values.get("values")
     try:
         values = torch.tensor(list(map(float, given.split())) if isinstance(given, str) else given, dtype=torch.float64)
@@ -55,7 +55,7 @@ def series_of_row(row: Row) -> Series:
 
 
 def checked_series(rows: Iterable[Row]) -> list[Series]:
-    """Return the series of the rows of a table, all of one number of dimensions."""
+    """Return the series of the rows of a table; all must have equal dimensions."""
     found: list[Series] = []
     for row in rows:
         found.append(series_of_row(row))
@@ -90,7 +90,7 @@ def shape_of(vocabularies: Vocabularies) -> Shape:
 
 
 class Batch(NamedTuple):
-    """Shapes: values (b, n, d), 0 at padding; lengths (b,); labels (b,), -1 for classes that training did not have."""
+    """Shapes: values (b, n, d), 0 at padding; lengths (b,); labels (b,), -1 for unknown classes."""
 
     values: Tensor
     lengths: Tensor

@@ -1,4 +1,4 @@
-"""Series to be classified, line by line: of .ts files, of plain text, or values alone."""
+"""Series to be classified, line by line: from .ts files, from plain text, or as values alone."""
 
 import os
 from collections.abc import Sequence
@@ -32,7 +32,8 @@ class Given(NamedTuple):
 def given_series(file: str, line: Line) -> Given | None:
     """Return the series of a line; None for blank lines, comments and headers.
 
-    Lines of files other than .ts are plain text, with the class before the values, unless they have a colon.
+    Lines of other files than .ts are plain text, with the class before the values; lines with a colon are in the form
+    of .ts.
 
     Example:
         >>> [given_series(file, Line(2, "1,2,3", "")).series.values.shape[0] for file in ("a.ts", "a.csv")]

@@ -1,4 +1,4 @@
-"""Centroids of classes under dynamic time warping; the class of a series is that of the nearest."""
+"""Centroids of classes under dynamic time warping; a series gets the class of the nearest centroid."""
 
 from abc import abstractmethod
 from typing import Any
@@ -21,20 +21,20 @@ CELLS = 1 << 20
 
 
 class Classes(Model):
-    """A model that tells the class of a series by its discrepancies to the series that it keeps of each class."""
+    """A model that classifies a series by its discrepancies to stored series of each class."""
 
     @abstractmethod
     def distances(self, batch: Batch) -> Tensor:
-        """Return the discrepancies (b, classes, k) of series to what is kept of each class."""
+        """Return the discrepancies (b, classes, k) of series to the stored series of each class."""
 
     @abstractmethod
     def own(self, batch: Batch) -> Tensor:
         """Return the discrepancies (b,) of series in training to their own class."""
 
     def loss(self, batch: Batch) -> dict[str, tuple[Tensor, Tensor]]:
-        """Return the discrepancies of series to their own class and, if the model does not learn, how many are right.
+        """Return the discrepancies of series to their own class; in evaluation also the number of right classes.
 
-        A series of a class that training did not have is measured at the nearest of all.
+        A series of an unknown class counts with its least discrepancy to any class.
         """
         count = batch.labels.new_full((), len(batch.labels))
         if self.training:
@@ -49,7 +49,7 @@ class Classes(Model):
 
 
 class Nearest(Classes):
-    """All series of the training; the class of a series is that of the nearest of them, which nothing has to learn.
+    """The nearest neighbour among all series of the training; there are no parameters to learn.
 
     Shapes: values (count, longest, d), 0 after the end of a series; lengths and labels (count,)
 
@@ -91,11 +91,11 @@ class Nearest(Classes):
 
 
 class Centroids(Classes):
-    """Series x that are near the series y of their class, several of them to a class.
+    """Learned series x, several for each class, near the series y of their class.
 
         minimize over x  sum over classes c and y in c of  min over k of  discrepancy(x_ck, y)
 
-    Those of a class have as many points as its shape says; what follows them is 0 and stands for nothing.
+    The centroids of a class have as many points as its shape says; entries after these are 0 and unused.
 
     Shapes: centroids (classes, k, largest size, d); sizes (classes,)
 
@@ -143,7 +143,7 @@ class Centroids(Classes):
         self.scale = apart / len(data.labels)
 
     def points(self, label: int) -> Tensor:
-        """The centroids of a class, without what follows them: (k, size, d)."""
+        """The centroids of a class without unused entries, (k, size, d)."""
         return self.centroids[label, :, : int(self.sizes[label])]
 
     def distances(self, batch: Batch) -> Tensor:
@@ -169,7 +169,8 @@ class Centroids(Classes):
 
 
 def grouped_means(points: Tensor, k: int) -> Tensor:
-    """The means of k groups of points, by Lloyd's algorithm from points far from each other; of all where k is 1.
+    """The means of k groups of points, by Lloyd's algorithm started from points far from each other; for k = 1 the mean
+    of all.
 
     Shapes: points (count, size, d); result (k, size, d)
 

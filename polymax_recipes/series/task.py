@@ -68,7 +68,7 @@ class SeriesOptions(Reading):
 
 
 class SeriesTask(Task):
-    """Series with classes: the class of a series is that of the nearest centroid, or of the nearest training series."""
+    """Series with classes: a series gets the class of the nearest centroid, or of the nearest training series."""
 
     name = "series"
     summary = "classify time series by the nearest barycenter, or the nearest series, under dynamic time warping"
@@ -135,7 +135,7 @@ class SeriesTask(Task):
 
 @torch.no_grad()
 def nearest(trained: Trained, series: Sequence[Series]) -> Tensor:
-    """The discrepancy of series to the nearest centroid of each class, in their order, (series, classes)."""
+    """The discrepancies (series, classes) of series to the nearest centroid of each class."""
     model = trained.model
     assert isinstance(model, Classes)
     encoded = LabelledSeries(series, trained.vocabularies)

@@ -1,4 +1,4 @@
-"""Dynamic time warping as the commands name it: hard, or smoothed by the entropy or by the squared norm."""
+"""Dynamic time warping by its names in commands: hard, soft (with the entropy) or quadratic (with the norm)."""
 
 from torch import Tensor
 

@@ -1,1 +1,1 @@
-"""Predictions of a trained model over HTTP: what `polymax serve RUN` runs."""
+"""Predictions of a trained model over HTTP: the server of `polymax serve RUN`."""

@@ -43,10 +43,10 @@ def serve(
     threads: Threads = 0,
     options: Late = None,
 ) -> None:
-    """Answer requests over HTTP with what trained models find.
+    """Answer requests over HTTP with predictions of trained models.
 
-    POST {"inputs": [...], "run": 0} to /api/predict; GET / lists all end points. Only this machine is listened to,
-    unless --host says otherwise; then put a proxy in front that knows who may ask.
+    POST {"inputs": [...], "run": 0} to /api/predict; GET / lists all end points. Without --host, only this machine can
+    connect; with it, put a proxy in front that checks who may ask.
     """
     logging.basicConfig(format="%(levelname)s %(message)s")
     with plain_errors("stopped", ValueError):

@@ -1,4 +1,4 @@
-"""Connections that are watched: a client that sends or reads too slowly is let go."""
+"""Connections with time limits: a client that sends or reads too slowly is disconnected."""
 
 import asyncio
 import re
@@ -33,7 +33,7 @@ PROGRESS = 1 << 16
 
 
 def doubtful(data: bytes, before: bytes = b"") -> bool:
-    """True if bytes that continue the head of a request have a line that proxies may read in another way.
+    """Return True if these bytes, a part of a request's head, have a line that proxies may parse differently.
 
     Example:
         >>> doubtful(b"X: 1\\r\\nY: 2\\r\\n\\r\\n\\n"), doubtful(b"X: 1\\r\\n Y: 2"), doubtful(b"X: 1\\nY: 2")
@@ -49,8 +49,8 @@ def doubtful(data: bytes, before: bytes = b"") -> bool:
 def watched(server: "Server") -> type[asyncio.Protocol]:
     """The protocol of the connections of a server: uvicorn's for h11, with the limits of the server.
 
-    The time counts from the first byte of a request to the last one, so that a byte now and then does not keep the
-    connection open.
+    The time is measured from the first byte of a request to the last, so that single bytes do not keep a connection
+    open.
     """
 
     class Watched(H11Protocol):

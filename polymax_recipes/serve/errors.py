@@ -1,8 +1,8 @@
-"""What a server answers instead of a result: a status of HTTP, and a sentence."""
+"""Answers of a server without a result: a status of HTTP, and a sentence."""
 
 
 class Refused(Exception):
-    """A request that gets no result, with the status of HTTP that says why."""
+    """The error of a refused request, with its status of HTTP."""
 
     def __init__(self, status: int, message: str) -> None:
         super().__init__(message)

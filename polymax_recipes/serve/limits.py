@@ -1,4 +1,4 @@
-"""Limits of one request and of all of them: bytes, seconds, connections, and the work that an input asks for.
+"""Limits of one request and of all of them: bytes, seconds, connections, and the work of an input.
 
 The work of an input is a share of the largest input that a task takes. A parser is cubic in words, so that an input of
 half the words is an eighth of the work. Shares decide which inputs are computed together, and how much one request may
@@ -21,9 +21,9 @@ PIECE = 8
 class Limits:
     """Limits of a server.
 
-    body is in bytes, arrival and computing in seconds. inputs and characters are those of a request and of an input;
-    words=0 takes the limit of the task. waiting is in bytes of all bodies in memory, memory in bytes of one computing
-    process beyond its models (0 for no limit).
+    body is in bytes, arrival and computing in seconds. inputs is per request, characters per input; words=0 takes the
+    limit of the task. waiting is the size of all bodies in memory, in bytes; memory is what one process may use beyond
+    its models, in bytes, 0 for no limit.
     """
 
     body: int = 1 << 20
@@ -73,7 +73,7 @@ def work_of(task: str, words: int = 0) -> Work:
 
 
 def words_of(task: str, given: Any) -> int:
-    """The number of words of an input: of a pair, those of the longer part.
+    """The number of words of an input; for a pair, of its longer part.
 
     Example:
         >>> words_of("parse", "Anna sings."), words_of("protein-align", ["ACG", "AG"]), words_of("tag", ["New York"])
@@ -93,14 +93,14 @@ def words_of(task: str, given: Any) -> int:
 
 
 class Share(NamedTuple):
-    """The work of an input as a share of the largest input, at most 1, and if it may go before heavy ones."""
+    """The work of an input as a share of the largest input, at most 1, and True if it may go before heavy inputs."""
 
     size: float
     light: bool
 
 
 def share_of(task: str, given: Any, place: int, words: int = 0) -> Share:
-    """The share of an input; a `Refused` if the input has more words than the task takes."""
+    """The share of an input; raises `Refused` if the input has more words than the task takes."""
     most, power, light = work_of(task, words)
     found = words_of(task, given)
     if found > most:

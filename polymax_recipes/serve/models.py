@@ -13,7 +13,7 @@ from polymax_recipes.training.task import Trained
 
 @dataclass(frozen=True)
 class Source:
-    """A run that a process loads: its directory, where it computes, and options as flags spell them."""
+    """A run that a process loads: its directory, its device, and options as flags spell them."""
 
     path: Path
     device: str = "auto"
@@ -59,7 +59,7 @@ class Models:
             self._warm_up(number, model.task.name)
 
     def __call__(self, kind: str, given: list[tuple[Any, bool]]) -> list[bytes]:
-        """Outputs of (input, whether alternatives are asked for)."""
+        """Outputs for pairs of an input and a bool, True if alternatives are requested."""
         trained = self.models[int(kind)]
         found = outputs_of(trained, [one for one, _ in given])
         wanted = [k for k, (_, asked) in enumerate(given) if asked]
@@ -79,7 +79,7 @@ class Models:
 
 @dataclass(frozen=True)
 class LoadModels:
-    """What a process calls to load models; it can be sent to one."""
+    """A callable that loads models in a process; it can be pickled."""
 
     sources: tuple[Source | Given, ...] = field(default=())
 

@@ -1,4 +1,4 @@
-"""What a model finds, as plain data for JSON: fields of results, and whole structures with their probabilities."""
+"""Results of a model as plain data for JSON: fields of results, and whole structures with their probabilities."""
 
 from collections.abc import Iterator
 from dataclasses import fields
@@ -45,7 +45,7 @@ def _plain(value: Any) -> Any:
 def alternatives_of(trained: Trained, inputs: list[Any]) -> list[list[dict[str, Any]]]:
     """Whole structures with their probabilities, most probable first: taggings, dependency trees or constituents.
 
-    A ValueError where the task has none, or where the loss that was trained has no probabilities.
+    Raises ValueError if the task has no alternatives, or if the training loss has no probabilities.
     """
     if not inputs:
         return []

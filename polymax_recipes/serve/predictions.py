@@ -1,4 +1,4 @@
-"""The routes of predictions: runs that were loaded when the server started, and never by a request."""
+"""The routes of predictions: runs are loaded when the server starts, never by a request."""
 
 import asyncio
 from collections.abc import Sequence
@@ -16,7 +16,7 @@ FIELDS = ("inputs", "run", "alternatives")
 
 @dataclass(frozen=True)
 class Served:
-    """A run that is served, as a process that loaded it tells: its name, its task, and what the task does."""
+    """A run that is served: its name, its task, and a summary, as reported by a process that loaded it."""
 
     name: str
     task: str
@@ -78,7 +78,7 @@ def routes(pool: Pool | None, runs: Sequence[Served], limits: Limits) -> Routes:
 
 
 def shares_of(task: str, inputs: list[Any], limits: Limits) -> list[Share]:
-    """The share of the work of each input; a `Refused` for one that is too large, or for too much of it."""
+    """The share of the work of each input; raises `Refused` if one input, or the sum of all, is too large."""
     shares = [share_of(task, one, place, limits.words) for place, one in enumerate(inputs)]
     if sum(share.size for share in shares) > MOST_SHARES:
         most, power, _ = work_of(task, limits.words)
@@ -91,7 +91,7 @@ def shares_of(task: str, inputs: list[Any], limits: Limits) -> list[Share]:
 
 
 def checked(runs: Sequence[Served], limits: Limits, body: Any) -> tuple[int, list[Any], bool]:
-    """The number of the run, the inputs, and if alternatives are asked for; a ValueError says what is wrong."""
+    """The number of the run, the inputs, and True for alternatives; a ValueError for an invalid request."""
     if not isinstance(body, dict):
         raise ValueError(f"the body must be an object with {', '.join(FIELDS)}; got {type(body).__name__}")
     for name in body:

@@ -1,4 +1,4 @@
-"""What runs in a process that computes: it loads models, and answers batches of inputs until its pipe is closed."""
+"""The main function of a computing process: it loads models, and answers batches of inputs until its pipe is closed."""
 
 import signal
 import sys
@@ -16,7 +16,7 @@ LARGE = "this input needs more memory than the server gives it; send a shorter o
 
 
 class Work(Protocol):
-    """A function of a kind of work and a list of inputs, which says about itself what others need to know."""
+    """A function of a kind of work and a list of inputs, with a description in `about`."""
 
     about: Any
 
@@ -25,7 +25,7 @@ class Work(Protocol):
 
 @dataclass(frozen=True)
 class Failure:
-    """An input that has no result: a status of HTTP, and why."""
+    """The error of an input: a status of HTTP, and a message."""
 
     status: int
     message: str
@@ -54,7 +54,7 @@ def work(pipe: Any, load: Callable[[], Work], memory: int, threads: int) -> None
 
 
 def outcomes(compute: Work, kind: str, given: list[Any]) -> list[bytes | Failure]:
-    """The results of inputs; if computing them together fails, each by itself, so that only those at fault fail."""
+    """The results of inputs; if that fails for all together, each is computed alone."""
     try:
         return list(compute(kind, given))
     except Exception as error:
@@ -78,7 +78,7 @@ def failure(error: Exception) -> Failure:
 
 
 def bound_memory(size: int) -> None:
-    """Let this process take so many bytes more than it has; on systems that cannot bound them, do nothing."""
+    """Limit the memory of this process to so many bytes more than it uses, if the system can limit it."""
     status = Path("/proc/self/status")
     if not status.exists() or torch.cuda.is_initialized():
         # the driver of a GPU reserves addresses beyond all bounds

@@ -1,4 +1,4 @@
-"""The interface in OpenAPI 3.1: what `GET /api/schema` answers, and what the tests hold requests and answers to."""
+"""The interface in OpenAPI 3.1: `GET /api/schema` returns it, and tests check requests and answers against it."""
 
 from typing import Any
 

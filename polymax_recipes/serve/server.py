@@ -1,8 +1,8 @@
 """The HTTP server of `polymax serve` and `polymax explore`: uvicorn, with limits, and routes by starlette.
 
-uvicorn and h11 read requests. Added here are what they leave open: the time in which a request must have arrived and
-its answer must have been taken, the number of connections, and framings that proxies read in different ways, which are
-refused. A connection is closed after every answer to a request whose body was not read to its end.
+uvicorn and h11 read requests. Added here are a time limit for the arrival of a request and for reading its answer, a
+limit of connections, and the refusal of framings that proxies parse differently. A connection is closed after every
+answer to a request whose body was not read to its end.
 """
 
 import asyncio
@@ -63,8 +63,8 @@ Routes = Mapping[tuple[str, str], Route]
 class Server:
     """The routes and files of one application, on one address.
 
-    `serve_forever` answers until `shutdown` is called or Ctrl-C is pressed. `closing` are called when the server is
-    closed.
+    `serve_forever` answers until `shutdown` is called or Ctrl-C is pressed. The functions in `closing` are called when
+    the server is closed.
     """
 
     def __init__(
@@ -140,7 +140,7 @@ def is_loopback(host: str) -> bool:
 
 
 def listening(address: tuple[str, int]) -> socket.socket:
-    """A socket that listens on an address; an OSError that names the address if it cannot be had."""
+    """Return a socket that listens on an address; an OSError names the address if it is not available."""
     host, port = address
     try:
         found = socket.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
@@ -185,7 +185,7 @@ def _uvicorn(server: Server) -> "uvicorn.Server":
 
 
 class _Application:
-    """The ASGI application: refuses what is doubtful, reads bodies, and turns errors into answers."""
+    """The ASGI application: refuses ambiguous requests, reads bodies, and turns errors into answers."""
 
     def __init__(self, server: Server) -> None:
         self.server = server
@@ -233,7 +233,7 @@ class _Application:
             found.cancel()
 
     def _check_host(self, host: str) -> None:
-        """Refuse a page of another site whose name leads to this machine's address."""
+        """Refuse requests whose Host is the name of another site, resolved to this machine's address."""
         if not self.server.is_local:
             return
         name = host.strip("[]") if host.endswith("]") else host.rpartition(":")[0].strip("[]") or host
@@ -260,7 +260,7 @@ class _Application:
 
 
 class _Doubtful(Refused):
-    """A request of whose end a proxy and this server might think differently."""
+    """The error of a request whose end a proxy might find at another byte than this server."""
 
 
 class _Body:
@@ -281,7 +281,7 @@ class _Body:
         return b"".join(parts)
 
     async def drain(self, seconds: float) -> None:
-        """Read what is left for a while and discard it: a client sees no answer while it is still sending."""
+        """Read and discard the rest for a limited time: a client sees no answer while it is still sending."""
         left = 0 if self.expects else DRAINED
         try:
             async with asyncio.timeout(seconds):
@@ -299,7 +299,7 @@ class _Body:
 
 
 def check_framing(request: Any) -> None:
-    """Refuse a request if its end is open to doubt: a body in chunks, two hosts, a body where there is none."""
+    """Refuse a request with an ambiguous end: a body in chunks, two hosts, or a body for a method without one."""
     headers = request.headers
     if request.scope["http_version"] not in ("1.0", "1.1"):
         raise _Doubtful(505, "this server speaks HTTP/1.1")
@@ -314,7 +314,7 @@ def check_framing(request: Any) -> None:
 
 
 def check_depth(data: Any) -> None:
-    """Refuse lists and objects that stand within each other more than 32 deep."""
+    """Refuse lists and objects that are nested more than 32 deep."""
     level = [data]
     for _ in range(DEEPEST):
         level = [

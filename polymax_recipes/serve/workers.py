@@ -1,7 +1,7 @@
 """Processes that compute: each has the models, takes inputs that came at the same time, and can be killed.
 
-A Python thread cannot be stopped from outside. A process can, with all the memory it took: an input that takes too long
-costs a process, which is started again, and no other request.
+A Python thread cannot be stopped from outside. A process can, which also frees its memory: an input that takes too long
+ends its process, which is started again, and no other request fails.
 """
 
 import logging
@@ -36,7 +36,7 @@ PATIENCE = 1 / 3
 
 @dataclass(eq=False)
 class Item:
-    """An input that waits: what kind of work it is, its share of the largest work, and until when it is of use."""
+    """A waiting input: its kind of work, its share of the largest work, and its deadline."""
 
     kind: str
     given: Any
@@ -67,9 +67,9 @@ class Late(Exception):
 class Pool:
     """Processes that do the same work, and the inputs that wait for them.
 
-    `load` is called in each process, and returns a function of a kind of work and a list of inputs. Of several
-    processes, the first takes light inputs alone, so that these never wait behind heavy ones. At most `most` inputs are
-    computed together, those that come within `wait` seconds; at most `waiting` inputs wait.
+    `load` is called in each process, and returns a function of a kind of work and a list of inputs. If there are
+    several processes, the first takes only light inputs, so that these never wait behind heavy ones. Inputs that come
+    within `wait` seconds are computed together, at most `most` at a time; at most `waiting` inputs wait.
 
     An input whose time is over while it is computed ends its process, and a new process takes its place. If a batch
     takes too long or ends its process, each of its inputs is computed by itself.
@@ -117,7 +117,7 @@ class Pool:
         return items
 
     async def answers(self, kind: str, given: Sequence[Any], shares: Sequence[Share], seconds: float) -> list[bytes]:
-        """The results for inputs, as JSON; a `Refused` if there is no room or no time for them."""
+        """Return the results of inputs, as JSON; raise `Refused` if the queue is full or the time is over."""
         import asyncio
 
         items = self.submit(kind, given, shares, seconds)
@@ -212,7 +212,7 @@ class Pool:
             item.end(Refused(outcome.status, outcome.message) if isinstance(outcome, Failure) else outcome)
 
     def _start(self, number: int) -> None:
-        """Start a process in the place of one that ended, as often as it takes."""
+        """Start a process in the place of one that ended, again and again until it runs."""
         while not self._closed:
             try:
                 self._processes[number] = _Process(self)
@@ -237,7 +237,7 @@ class _Process:
         other.close()
 
     def wait(self) -> Any:
-        """Wait until the models are loaded, and return what the work says about itself; its error otherwise."""
+        """Wait until the models are loaded, and return the work's description, or raise its error."""
         if not self.pipe.poll(STARTING):
             raise OSError(f"a process did not load its models within {STARTING:g} s")
         try:
@@ -249,7 +249,7 @@ class _Process:
         return found
 
     def ask(self, batch: list[Item], until: float) -> list[Any]:
-        """The outcomes of a batch; `Late` if the time is over, or nobody waits for it any more."""
+        """Return the outcomes of a batch; raise `Late` if the time is over, or if no request waits for it any more."""
         self.pipe.send((batch[0].kind, [item.given for item in batch]))
         begun = time.monotonic()
         while not self.pipe.poll(LOOK):
@@ -266,7 +266,9 @@ class _Process:
 
 
 def _context() -> Any:
-    """Processes begin from a server that has imported everything, where the system can; it has no threads to lose."""
+    """Return the context of processes: a fork server that has imported everything and has no threads, if the system has
+    it.
+    """
     if "forkserver" not in multiprocessing.get_all_start_methods():
         return multiprocessing.get_context("spawn")
     context = multiprocessing.get_context("forkserver")

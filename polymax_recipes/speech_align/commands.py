@@ -21,7 +21,7 @@ def draw_tones(
     seed: Annotated[int, typer.Option(help="Seed of all random numbers.")] = 0,
     noise: Annotated[float, typer.Option(min=0.0, help="Standard deviation of the noise; tones are below 0.4.")] = 0.02,
 ) -> None:
-    """Make utterances of tones whose boundaries are known: .wav files, and a table of tokens and their ends."""
+    """Make utterances of tones with known boundaries: .wav files, and a table of tokens and their ends."""
     with plain_errors("stopped", ValueError):
         if (out / "utterances.tsv").exists():
             fail(f"FOLDER: {out / 'utterances.tsv'} exists")

@@ -12,8 +12,8 @@ FLOOR = 1e-8
 
 
 class Frames(NamedTuple):
-    """The cutting of sound into frames: samples in a second, bands, and the samples of a window and between two
-    frames.
+    """How sound is cut into frames: samples per second, bands, samples of a window, and samples from a frame to the
+    next.
     """
 
     rate: int
@@ -32,11 +32,11 @@ class Frames(NamedTuple):
         return cls(rate, bands, max(2, round(rate * window / 1000)), max(1, round(rate * hop / 1000)))
 
     def count(self, samples: int) -> int:
-        """Return the number of frames of a sound: their middles are hop apart, and the first is at its beginning."""
+        """Return the number of frames of a sound: their middles are `hop` samples apart, the first at sample 0."""
         return samples // self.hop + 1
 
     def time(self, frame: float) -> float:
-        """Return the second at which a frame begins: half way between its middle and that of the frame before."""
+        """Return the second at which a frame begins: halfway between the middle of the frame before and its own."""
         return max(0.0, (frame - 0.5) * self.hop / self.rate)
 
 

@@ -47,7 +47,7 @@ class SpeechAlignOptions(Reading):
 
 
 class SpeechAlignTask(Task):
-    """Utterances with their tokens; the times at which tokens end are measured by, and never learned from."""
+    """Utterances with their tokens; known ends of tokens are only for measures, never for training."""
 
     name = "speech-align"
     summary = "find where the tokens of utterances begin and end, from transcripts alone"
@@ -127,7 +127,7 @@ class SpeechAlignTask(Task):
 
 
 def aligned(trained: Trained, utterances: Sequence[Utterance], expected: bool = False) -> list[SpeechResult]:
-    """The alignments of utterances, in their order; `weights` are those of the best one unless `expected`."""
+    """The alignments of utterances, in their order; weights are the best one, or the `expected` one."""
     if not utterances:
         return []
     model, frames = trained.model, frames_of(trained.vocabularies)

@@ -1,4 +1,4 @@
-"""Utterances that are made of tones, whose boundaries are known."""
+"""Utterances made of tones, with known boundaries."""
 
 import pathlib
 import random
@@ -55,7 +55,7 @@ def utterance(draw: random.Random, noise: float) -> tuple[Sound, list[str], list
 
 
 def write_tones(folder: pathlib.Path, count: int, seed: int, noise: float) -> pathlib.Path:
-    """Write .wav files and the table utterances.tsv of them into a folder, and return the table."""
+    """Write .wav files and their table utterances.tsv into a folder, and return the table."""
     folder.mkdir(parents=True, exist_ok=True)
     draw, rows = random.Random(seed), []
     for k in range(count):

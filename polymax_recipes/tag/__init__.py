@@ -1,1 +1,1 @@
-"""Tagging: a BiLSTM over words and their characters, and a chain whose loss is any of the structured ones."""
+"""Tagging: a BiLSTM over words and their characters, and a chain trained by any of the structured losses."""

@@ -1,6 +1,7 @@
 """The best tags that keep rules: exactly if the rules need few counters, else by a factor graph and its relaxation.
 
-If the relaxation leaves some tags between 0 and 1, the one that is most on is decided for, and it is solved again.
+If the relaxation leaves tags between 0 and 1, the tag with the largest value is set to 1, and the relaxation is solved
+again.
 """
 
 from collections.abc import Sequence
@@ -16,7 +17,7 @@ from polymax_recipes.tag.rules import Rule
 
 
 class Unkept(ValueError):
-    """No tags of a text keep all rules."""
+    """The error of a text for which no tags keep all rules."""
 
 
 @torch.no_grad()
@@ -42,7 +43,7 @@ def agreed_tags(rules: Sequence[Rule], unary: list[Tensor], transition: Tensor) 
 
 
 def _conflicting_rules(rules: Sequence[Rule], *scores: Any) -> Sequence[Rule]:
-    """Rules that cannot be kept together, none of which can be left out."""
+    """Return a minimal set of rules that cannot be kept together."""
     kept = list(rules)
     for rule in rules:
         others = [other for other in kept if other is not rule]
@@ -85,7 +86,7 @@ def relaxed_tags(rules: Sequence[Rule], unary: list[Tensor], transition: Tensor)
 def _logic(
     rules: Sequence[Rule], places: list[Tensor], factors: list[object], count: int
 ) -> tuple[dict[int, Rule], int]:
-    """Adds the factors of rules; which rule each belongs to, and the number of variables with those that they need."""
+    """Add the factors of rules to the graph; return the rule of each factor, and the new number of variables."""
     logic = pm.factors
     owners: dict[int, Rule] = {}
     for rule in rules:
@@ -112,7 +113,7 @@ def _logic(
 
 
 def _integral(graph: pm.FactorGraph, scores: Tensor, private: list[Tensor], sizes: list[int], tags: int) -> Tensor:
-    """A best point of the relaxation whose tags are 0 or 1, some of them decided for where it is not."""
+    """Return a best point of the relaxation with tags 0 or 1; tags in between are set one by one."""
     words = sum(sizes) * tags
     for _ in range(sum(sizes) + 1):
         found = pm.HardMax(graph).solve(scores, *private)

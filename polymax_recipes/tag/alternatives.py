@@ -25,10 +25,10 @@ class Tagging(NamedTuple):
 
 @torch.no_grad()
 def alternatives(loss: str, scored: Scored) -> Iterator[list[Tagging]]:
-    """The taggings of each sentence, most probable first: all that a sparse loss leaves, else the 5 best.
+    """The taggings of each sentence, most probable first: all with weight under a sparse loss, else the 5 best.
 
-    Of a sparse distribution the 100 most probable are given if it has more; their probabilities then add up to less
-    than 1.
+    A sparse distribution with more than 100 taggings gives the 100 most probable ones; their probabilities then sum to
+    less than 1.
 
     Example:
         >>> scored = Scored(Chain(torch.tensor([2])), torch.tensor([[[0.2, 0.0], [3.0, 0.0]]]), torch.zeros(2, 2))
@@ -49,8 +49,7 @@ def alternatives(loss: str, scored: Scored) -> Iterator[list[Tagging]]:
 
 
 def support_size(mu: ChainParts) -> int:
-    """Return the number of sequences that take expected steps alone: at least as many as a distribution with this mean
-    has.
+    """Return the number of sequences whose steps all have positive expectation: an upper bound of the support size.
 
     Example:
         >>> mu = torch.tensor([[0.5, 0.5], [0.5, 0.5]])

@@ -1,8 +1,8 @@
 """The best tags that keep rules, exactly: Viterbi's algorithm with a counter for each rule.
 
-What a rule must remember of the tags so far is a small number: how often its labels came, or which sides of it have
-been seen. All rules together are one number, and states of the recursion are pairs of it and a tag. It goes on from
-sentence to sentence of a document, where rules of sentences begin anew.
+The memory of a rule is a small number: the count of its labels so far, or the sides of it that have occurred. The
+memories of all rules are combined to one number, and a state of the recursion is a pair of this number and a tag. The
+recursion runs through all sentences of a document; memories of rules of sentences are reset at each sentence.
 """
 
 from collections.abc import Sequence
@@ -52,7 +52,7 @@ class Memory:
 
 
 def size_of(rules: Sequence[Rule], sizes: Sequence[int], tags: int) -> int:
-    """Return how many numbers the recursion keeps for a document of sentences of these sizes."""
+    """Return the number of values that the recursion stores for a document of sentences of these sizes."""
     return prod(Memory(rule).size for rule in rules) * sum(sizes) * tags
 
 
@@ -75,7 +75,8 @@ def exact_tags(rules: Sequence[Rule], unary: Sequence[np.ndarray], transition: n
     for digit, memory, step in zip(digits, memories, _strides(shape)):
         after += memory.after(tags)[digit] * step
     total = sum(map(len, unary))
-    # the best so far by what is remembered, before a sentence, and by tag besides, after each token
+    # the best values so far by the state of the memory: (Q,) before a sentence, (s, Q) by tag and memory after each
+    # token
     begin = np.full(prod(shape), -np.inf)
     begin[0] = 0
     before, table = [begin], []
@@ -97,7 +98,7 @@ def _strides(shape: tuple[int, ...]) -> list[int]:
 
 
 def _next_values(values: np.ndarray, after: np.ndarray) -> np.ndarray:
-    """Values (s, Q) of tags that come next by what is remembered after them."""
+    """Values (s, Q) of the next tags, for each state of the memory after them."""
     found = np.full_like(values, -np.inf)
     for tag, row in enumerate(values):
         np.maximum.at(found[tag], after[:, tag], row)
@@ -112,7 +113,7 @@ def _values_at_end(
     tokens: int,
     document: bool,
 ) -> np.ndarray:
-    """Values (Q,) at the end of a sentence or a document: what its rules do not allow is gone, and they begin anew."""
+    """Values (Q,) at the end of a sentence or a document: its rules forbid states, and their memories are reset."""
     values, start = _each_ended(values, digits, shape, memories, tokens, document)
     found = np.full_like(values, -np.inf)
     np.maximum.at(found, start, values)
@@ -159,7 +160,7 @@ def _each_ended(
     tokens: int,
     document: bool,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Values (Q,) of what is allowed at an end, and what each is remembered as after it."""
+    """Values (Q,) of the states that are allowed at an end, and the state of the memory after it."""
     values, start = values.copy(), np.arange(len(values))
     for digit, memory, step in zip(digits, memories, _strides(shape)):
         if memory.rule.document == document:

@@ -14,7 +14,7 @@ NO_TAG = ("_", "-", "?", "O", "")
 
 
 class Chosen(NamedTuple):
-    """The columns of tokens and tags as flags spell them; an empty text is the default."""
+    """The columns of tokens and tags as flags spell them; an empty text stands for the default."""
 
     token: str = ""
     tag: str = ""
@@ -35,7 +35,7 @@ FIRST_AND_LAST = Chosen()
 
 
 def column(flag: str, text: str) -> Column:
-    """The column that a flag names: a number counts from 1, a negative one from the end; else it is a name.
+    """The column that a flag names: a number from 1, a negative number from the end, or a name.
 
     Example:
         >>> column("--tag-column", "2"), column("--tag-column", "-1"), column("--tag-column", "NER")
@@ -73,7 +73,7 @@ class Remembered(NamedTuple):
 
     @classmethod
     def of(cls, examples: Iterable[Tagged], chosen: Chosen) -> "Remembered":
-        """Return the record of examples, which know the places that they come from."""
+        """Return the record of the columns from which these examples were read."""
         return cls(chosen, tuple(sorted({sentence.places for sentence in examples})))
 
     def stored(self) -> Words:
@@ -92,7 +92,7 @@ class Remembered(NamedTuple):
         return cls(Chosen(token, tag), tuple(Places(*map(int, text.split())) for text in places))
 
     def of_columns(self, count: int) -> Places | None:
-        """The places in files with so many columns; None if there were none in the training."""
+        """The places in files with so many columns; None if the training had no such files."""
         return next((places for places in self.places if places.columns == count), None)
 
 

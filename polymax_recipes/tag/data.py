@@ -39,9 +39,10 @@ def read_tags(
     comments: bool | None = None,
     skipped: list[ReadError] | None = None,
 ) -> list[Tagged]:
-    """The sentences of files: words and their UPOS of .conllu, else the first column and the last, or those chosen.
+    """The sentences of files: words and UPOS of .conllu files, otherwise the first and the last column, or the chosen
+    columns.
 
-    What cannot be read is left out where there is a list of what was `skipped`.
+    With a list `skipped`, sentences that cannot be read are left out, and their errors are added to it.
     """
     if not files:
         raise ValueError("tagged sentences come in one file or more; got 0")
@@ -49,7 +50,7 @@ def read_tags(
 
 
 def joined(parts: Iterable[Iterable[Tagged]]) -> list[Tagged]:
-    """Return the sentences of several files, each of which is a document or several."""
+    """Return the sentences of several files, each with one or more documents."""
     found: list[Tagged] = []
     for part in parts:
         before = found[-1].document + 1 if found else 0
@@ -58,9 +59,9 @@ def joined(parts: Iterable[Iterable[Tagged]]) -> list[Tagged]:
 
 
 def tagged_rows(rows: Iterable[Row], skipped: list[ReadError] | None = None) -> Iterator[Tagged]:
-    """Return the sentences of a table: a row has the lists of a sentence, or a token of it.
+    """Return the sentences of a table: a row has the lists of a sentence, or one token.
 
-    Rows of tokens belong together between blank lines, or while the column `sentence` is the same.
+    Rows of tokens form a sentence between blank lines, or as long as the column `sentence` does not change.
     """
     for own in _sentences(rows):
         try:
@@ -79,7 +80,7 @@ def token_rows(rows: Iterable[Row]) -> Iterator[tuple[int, list[str]]]:
 
 
 def _sentences(rows: Iterable[Row]) -> Iterator[list[Row]]:
-    """Rows that belong together: those of a sentence with a token each, others alone."""
+    """Groups of rows: the tokens of a sentence, or a row that is a whole sentence."""
 
     def key(row: Row) -> object:
         alone = isinstance(row.values.get("token"), list) or _spaced(row)
@@ -138,8 +139,9 @@ def vocabularies_of(
     chosen: Chosen = FIRST_AND_LAST,
     constraints: str = "",
 ) -> Vocabularies:
-    """Return the vocabularies of a tagger: words in lower case and characters, or those of an encoder; tags; schemes in
-    which tags are learned and written; rules that learned tags keep; columns of the files; rules of `constraints`.
+    """Return the vocabularies of a tagger: words in lower case and characters, or those of an encoder; tags; the
+    schemes in which tags are learned and written; the scheme whose rules the learned tags keep; columns of the files;
+    rules of `constraints`.
 
     Example:
         >>> vocabularies_of([Tagged(["Rome"], ["I-LOC"])], "BIO", 100)["tags"].words
@@ -209,7 +211,7 @@ class PieceBatch(NamedTuple):
 
 
 class Sentences:
-    """Sentences in numbers: batches of them on request. Tags that training did not have are unknown."""
+    """Sentences in numbers: batches of them on request. Tags outside of the training data are unknown."""
 
     def __init__(self, examples: Sequence[Tagged], vocabularies: Vocabularies) -> None:
         tags, schemes = numbers(vocabularies["tags"]), stored_words(vocabularies, "schemes")

@@ -1,4 +1,4 @@
-"""A chain over the tags of what reads words and their characters."""
+"""A chain over tags, scored from the states of a reader of words and characters."""
 
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -47,9 +47,9 @@ class Scored(NamedTuple):
 
 
 class Tagger(Model):
-    """Scores of tags at tokens from what reads them, and of pairs of neighbouring tags.
+    """Scores of tags at tokens from the states of a reader, and scores of pairs of neighbouring tags.
 
-    Where the tags of the training keep the rules of a scheme, so do those that are found; losses know nothing of it.
+    If the tags of the training keep the rules of a scheme, predicted tags keep them, too; losses do not use the rules.
 
         unary = W reader(x) + begin at 1 + end at n
 
@@ -91,7 +91,7 @@ class Tagger(Model):
         return Scored(chain, _at_ends(unary, batch.lengths, self.begin, self.end), self.transition)
 
     def constrained(self, scored: Scored) -> Scored:
-        """Scores with -inf for what rules forbid; as they came without rules, without a chain, or if not wanted."""
+        """Scores with -inf for forbidden tags; unchanged without rules, without a chain, or if not wanted."""
         if self.moves is None or self.options.loss == "softmax" or self.options.unconstrained:
             return scored
         assert self.first is not None
@@ -102,7 +102,7 @@ class Tagger(Model):
         return scored._replace(unary=unary, transition=scored.transition.masked_fill(~self.moves, -torch.inf))
 
     def loss(self, batch: Batch | PieceBatch) -> dict[str, tuple[Tensor, Tensor]]:
-        """The chosen loss over sentences; of a model that does not learn also right tags over tokens, F1 of spans."""
+        """The chosen loss over sentences; in evaluation also right tags over tokens, and F1 of spans."""
         scored = self(batch)
         sentences = torch.ones_like(batch.lengths).sum()
         if self.options.loss == "softmax":
@@ -154,7 +154,7 @@ class Tagger(Model):
 
     @torch.no_grad()
     def single(self, scored: Scored) -> Tensor:
-        """Return True where sparse inference leaves one sequence, (b,)."""
+        """Return a bool tensor (b,), True if one sequence has all the weight under sparse inference."""
         smoothing = SMOOTHINGS[self.options.loss](scored.chain)
         if isinstance(smoothing, pm.SparseMap):
             smoothing = pm.SparseMap(scored.chain, SOLVER)
@@ -163,7 +163,7 @@ class Tagger(Model):
 
 
 def _at_ends(unary: Tensor, lengths: Tensor, begin: Tensor, end: Tensor) -> Tensor:
-    """The scores (b, n, s) with those of the first tag (s,) and of the last (s,) added in their places."""
+    """The scores (b, n, s) with `begin` (s,) added at the first tag, and `end` (s,) at the last."""
     place = torch.arange(unary.shape[1], device=unary.device).unsqueeze(-1)
     unary = unary + torch.where(place == 0, begin, 0)
     return unary + torch.where(place == lengths[:, None, None] - 1, end, 0)

@@ -1,6 +1,6 @@
-"""Rules on the tags of a sentence or a document: how often they come, and which of them need or exclude each other.
+"""Rules on the tags of a sentence or a document: limits of their number, and tags that need or exclude each other.
 
-A rule a line; what follows # is a comment. Labels are tags as they are learned, with * for any text, joined by `or`:
+Each line is a rule; a comment begins with #. Labels are learned tags, with * for any text, joined by `or`:
 
     at most 1 B-PER
     at least 1 VERB or AUX
@@ -8,8 +8,8 @@ A rule a line; what follows # is a comment. Labels are tags as they are learned,
     B-LOC implies B-PER or B-ORG
     B-LOC excludes B-MISC per document
 
-A rule holds for each sentence, or, with `per document`, for each document. Where there are fewer tokens than `at
-least` or `exactly` ask for, all of them are meant.
+A rule holds for each sentence, or, with `per document`, for each document. If there are fewer tokens than `at least` or
+`exactly` requires, all tokens must have the labels.
 """
 
 import re
@@ -27,7 +27,7 @@ _SCOPE = re.compile(r"(.+?)\s+per\s+(\S+)")
 
 @dataclass(frozen=True)
 class Rule:
-    """A line of a file: tags `left` come at most, at least or exactly `count` times; or imply or exclude `right`.
+    """A rule: tags `left` occur at most, at least or exactly `count` times, or they imply or exclude the tags `right`.
 
     Tags are numbers. `where` is FILE:LINE, `text` the line itself.
     """
@@ -64,8 +64,7 @@ def read_rules(path: Path) -> tuple[str, ...]:
 
 
 def rules_on(stored: Sequence[str], names: Sequence[str]) -> tuple[Rule, ...]:
-    """Return the rules of the lines of `read_rules`, on tags of these names; a ReadError names a line that is not a
-    rule.
+    """Return the rules of the lines of `read_rules`, on tags of these names; a ReadError names an invalid line.
 
     Example:
         >>> rules_on(["rules.txt:1\\tat most 1 B-*"], ["B-LOC", "B-PER", "O"])[0].left
@@ -111,5 +110,5 @@ def _rule(where: str, text: str, names: Sequence[str]) -> Rule:
 
 
 def _escaped(label: str) -> str:
-    """A pattern in which * is the only sign."""
+    """Return a pattern in which only * is special."""
     return re.sub(r"([\[?])", r"[\1]", label)

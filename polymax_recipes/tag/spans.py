@@ -1,4 +1,4 @@
-"""Tags that spell labelled spans: which may follow each other, and how many spans are right."""
+"""Tags that encode labelled spans: the rules of their scheme, and counts of right spans."""
 
 from collections.abc import Iterable, Sequence
 
@@ -14,7 +14,7 @@ UNKNOWN_SPAN = "I-?"
 
 
 def spell_spans(tags: Iterable[str]) -> bool:
-    """Return True if all tags are those of a scheme that writes labelled spans.
+    """Return True if all tags belong to a scheme for labelled spans.
 
     Example:
         >>> spell_spans(["O", "B-PER"]), spell_spans(["NOUN"])
@@ -29,7 +29,7 @@ def spell_spans(tags: Iterable[str]) -> bool:
 
 
 def is_like(tag: str, tags: Sequence[str]) -> bool:
-    """Return True if a tag is one of these, or a span of a type of theirs.
+    """Return True if a tag is in this list, or if its type is the type of a tag in it.
 
     Example:
         >>> is_like("I-LOC", ["O", "S-LOC"]), is_like("cat", ["O", "S-LOC"])
@@ -63,9 +63,9 @@ def constraints_of(rules: str, tags: Sequence[str]) -> TagConstraints | None:
 
 
 def counted_spans(names: Sequence[str], wanted: Tensor, found: Tensor) -> tuple[Tensor, Tensor]:
-    """Twice the right spans, and all that were wanted or found: the ratio of their sums is F1.
+    """Twice the number of right spans, and the number of wanted spans plus found spans: the ratio of their sums is F1.
 
-    Shapes: wanted, found (b, n), numbers of tags; -1 is padding, -2 a tag that training did not have
+    Shapes: wanted, found (b, n), numbers of tags; -1 is padding, -2 an unknown tag
 
     Example:
         >>> import torch

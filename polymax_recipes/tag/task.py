@@ -83,7 +83,7 @@ class TagOptions(ReaderOptions):
 
 
 class TagTask(Task):
-    """Sentences with a tag for each token; tags that spell labelled spans are measured by these too."""
+    """Sentences with a tag for each token; if the tags encode labelled spans, the spans are measured, too."""
 
     name = "tag"
     summary = "tag the tokens of sentences: named entities in columns, parts of speech in CoNLL-U"
@@ -96,7 +96,7 @@ class TagTask(Task):
     roles = ROLES
 
     def read_as(self, files: Sequence[Path], options: TagOptions) -> list[Tagged]:
-        """Return the examples of files whose columns are as the options say."""
+        """Return the examples of files whose columns the options name."""
         skipped = Skipped() if options.skip_bad else None
         try:
             found = self._examples(files, options, skipped)
@@ -143,7 +143,7 @@ class TagTask(Task):
         return examples
 
     def doubts(self, log: Sequence[dict[str, str]], dev: Sentences) -> Iterator[str]:
-        """A doubt where all of more than a few tokens were right after the first epoch."""
+        """Return a doubt if there are many tokens, and all were right after the first epoch."""
         tokens = int(dev.sizes.sum())
         if log and log[0].get("dev_accuracy") and float(log[0]["dev_accuracy"]) == 1.0 and tokens >= MANY:
             yield (
@@ -300,7 +300,9 @@ def document_tags(
 
 @torch.no_grad()
 def tag_probabilities(trained: Trained, encoded: Sentences) -> list[Tensor | None]:
-    """The probabilities of all tags at the tokens of sentences, (n, tags), in their order; None without any."""
+    """The probabilities of all tags at the tokens of sentences, (n, tags), in their order; None if the loss has no
+    probabilities.
+    """
     if trained.options.loss not in SMOOTHINGS:
         return [None] * len(encoded.sizes)
     model = _tagger(trained)
@@ -352,7 +354,7 @@ def _names(trained: Trained, tags: list[int]) -> list[str]:
 
 
 def untagged_sentences(trained: Trained, sentences: Iterable[list[str]]) -> Sentences:
-    """Sentences whose tags are not known, as a model takes them."""
+    """Sentences with unknown tags, in the form that a model takes."""
     # O is a tag in every scheme; nothing reads them
     return Sentences([Tagged(tokens, ["O"] * len(tokens)) for tokens in sentences], trained.vocabularies)
 

@@ -13,9 +13,9 @@ COLUMNS = len(CONLLU)
 
 @dataclass(frozen=True)
 class Untagged:
-    """The lines up to the next sentence, blank ones at the end included; `rows` are those of the tokens.
+    """The lines up to the next sentence, with the blank lines at the end; `rows` are the lines of the tokens.
 
-    `place` is the column of the tags, None where a token stands alone.
+    `place` is the column of the tags, None if lines have only a token.
     """
 
     lines: list[str]
@@ -49,9 +49,9 @@ class Untagged:
 
 @dataclass(frozen=True)
 class Reader:
-    """The reader of input of a run: the columns of its training with the flags of the call, and a test for tags.
+    """The reader of a run's input: the columns of its training, the flags of the call, and a test for tags.
 
-    Without `remembered`, as in runs of long ago, any number of columns will do.
+    Without `remembered`, as in older runs, any number of columns is accepted.
     """
 
     chosen: Chosen = FIRST_AND_LAST
@@ -101,7 +101,7 @@ class Reader:
         return {1, *([places.columns for places in self.remembered.places] if self.remembered else range(2, 1000))}
 
     def _places(self, file: str, number: int, count: int) -> tuple[int, int | None]:
-        """The columns of tokens and of tags among so many; a token may come alone."""
+        """The places of tokens and tags in lines with `count` columns; lines may have only a token."""
         if count == 1:
             return 0, None
         known = self.remembered

@@ -1,1 +1,1 @@
-"""Sentences as words and characters, and the network that reads them: what tagging and parsing share."""
+"""Sentences as words and characters, and the network that reads them; tagging and parsing use both."""

@@ -1,4 +1,4 @@
-"""The network that reads sentences, as the vocabularies of a run say: a new one, or a pretrained one."""
+"""The network that reads sentences, chosen by the vocabularies of a run: new or pretrained."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -15,5 +15,5 @@ def table_of(sentences: Sequence[Sequence[str]], vocabularies: Vocabularies) -> 
 
 
 def reader_of(options: Any, vocabularies: Vocabularies) -> TextReader | PretrainedReader:
-    """The module that reads sentences; it draws its weights from torch, and `begin` takes pretrained ones."""
+    """Return the module that reads sentences; its weights are random, and `begin` loads pretrained weights."""
     return (PretrainedReader if "network" in vocabularies else TextReader)(options, vocabularies)

@@ -1,7 +1,7 @@
-"""A pretrained encoder of Hugging Face that reads sentences, instead of a network that begins from nothing.
+"""A pretrained encoder of Hugging Face that reads sentences, instead of a network with random weights.
 
-A run keeps the tokenizer and the configuration among its vocabularies, and the weights among its weights: it needs the
-place where the encoder came from only until its first epoch is over.
+A run keeps the tokenizer and the configuration among its vocabularies, and the weights among its weights: after its
+first epoch, it no longer needs the directory or the site of the encoder.
 """
 
 import json
@@ -48,8 +48,8 @@ class Pieces(NamedTuple):
 class PieceTable:
     """Sentences as the pieces of a pretrained encoder: batches of them on request.
 
-    Tokens of which nothing is read have the place of the first mark: what is beyond the longest text that the encoder
-    takes, and what its tokenizer leaves out, as control characters.
+    Tokens without pieces have the place of the first mark: tokens beyond the longest text that the encoder takes, and
+    those that its tokenizer drops, such as control characters.
     """
 
     def __init__(self, sentences: Sequence[Sequence[str]], vocabularies: Vocabularies) -> None:
@@ -67,7 +67,7 @@ class PieceTable:
 
 
 class PretrainedReader(nn.Module):
-    """States of tokens: what a pretrained encoder, fine-tuned, makes of the first piece of each.
+    """States of tokens: a pretrained encoder's states of their first pieces; it is fine-tuned.
 
     Shapes: as in Pieces -> (b, n, size), with dropout
 
@@ -82,7 +82,7 @@ class PretrainedReader(nn.Module):
             config = network.AutoConfig.for_model(**own_configuration(stored))
             self.network = network.AutoModel.from_config(config, dtype=torch.float32, trust_remote_code=False)
         for name, parameter in self.network.named_parameters():
-            # of the whole text: it has no part in the states of tokens
+            # the pooler reads the whole text, and does not affect the states of tokens
             if name.startswith("pooler."):
                 parameter.requires_grad_(False)
         self.dropout = nn.Dropout(options.dropout)
@@ -100,7 +100,7 @@ class PretrainedReader(nn.Module):
 
 
 def encoder_vocabularies(encoder: str) -> Vocabularies:
-    """The tokenizer and the configuration of an encoder, by its name or directory, as a run keeps them."""
+    """The tokenizer and the configuration of an encoder, given by name or directory, in the form that a run keeps."""
     tokenizer = _from(encoder, "AutoTokenizer", add_prefix_space=True)
     if not tokenizer.is_fast:
         raise ValueError(
@@ -123,7 +123,7 @@ def configuration(vocabularies: Vocabularies) -> dict[str, Any]:
 
 
 def own_configuration(stored: dict[str, Any]) -> dict[str, Any]:
-    """The configuration without what would be fetched or run; a ValueError if it is not that of an encoder of text.
+    """The configuration without fields that would fetch or run code; a ValueError if it is not for an encoder of text.
 
     A run may come from a stranger, and a configuration can name code, kernels and other models on the network.
 
@@ -153,7 +153,7 @@ def nothing_fetched() -> Iterator[None]:
 
 
 def longest_text(config: dict[str, Any]) -> int:
-    """The most pieces that an encoder takes, marks included; some architectures begin to count at 2.
+    """The largest number of pieces of a text, with marks; some architectures number positions from 2.
 
     Example:
         >>> longest_text({"max_position_embeddings": 512})

@@ -1,4 +1,4 @@
-"""Raw text as the lines of input of a task: its sentences and tokens in the format that a model reads."""
+"""Raw text as lines of input of a task: its sentences and tokens in the format that a model reads."""
 
 from collections.abc import Iterable, Iterator
 
@@ -8,7 +8,7 @@ from polymax_recipes.training.task import Trained
 
 
 def tokenized_lines(trained: Trained, lines: Iterable[Line]) -> Iterator[Line]:
-    """The lines of input of lines of raw text, each with the number of the line that it comes from."""
+    """Convert raw text to lines of input, each with the number of its line in the raw text."""
     for line in lines:
         for sentence in sentences(line.text):
             for text in trained.task.from_text(trained, sentence):
@@ -16,7 +16,7 @@ def tokenized_lines(trained: Trained, lines: Iterable[Line]) -> Iterator[Line]:
 
 
 def conllu_lines(sentence: RawSentence) -> list[str]:
-    """A sentence in CoNLL-U, of which only the forms are known.
+    """A sentence in CoNLL-U with only its forms.
 
     Example:
         >>> conllu_lines(sentences("Go!")[0])[:2]

@@ -13,7 +13,7 @@ from polymax_recipes.training.vocabulary import PAD, UNKNOWN
 
 @dataclass(frozen=True)
 class ReaderOptions(Reading):
-    """The options of the reader, with which those of a task that has one begin."""
+    """The options of the reader, the first options of every task with a reader."""
 
     hidden: int = option(200, "Size of the LSTM in each direction.", least=1)
     embedding: int = option(100, "Size of word vectors.", least=1)

@@ -2,10 +2,10 @@
 
 Tokens are, first match first: addresses of the web and of mail; @names and #tags; numbers with their separators
 (1,000.5, 12:30); abbreviations with their periods (U.S., Mr., J.); words, with the hyphens, apostrophes and periods
-inside of them; repeated marks (..., --, !!!); every other sign by itself. Contractions are cut as in English: do n't,
-we 'll, Anna 's. A sentence ends at the end of the text, and after . ! ? or … and the quotes and brackets that close
-with them, where a space follows and then no small letter; after 。！？ it always does. An abbreviation ends none.
-Scripts without spaces are not cut into words: tokenise such text beforehand.
+inside of them; repeated marks (..., --, !!!); every other character alone. Contractions are cut as in English: do n't,
+we 'll, Anna 's. A sentence ends at the end of the text, and after . ! ? or … with closing quotes and brackets, if a
+space follows, and not a small letter after it; after 。！？ it always ends. Abbreviations do not end sentences. Scripts
+without spaces are not cut into words: tokenise such text beforehand.
 """
 
 import re
@@ -34,7 +34,7 @@ ENDS, WIDE_ENDS, CLOSING = ".!?…", "。！？", "\"'”’»)]}」』"
 
 
 class RawSentence(NamedTuple):
-    """The tokens of a sentence, its text, and for each token whether a space follows it there."""
+    """The tokens of a sentence, its text, and for each token True if a space follows it in the text."""
 
     tokens: list[str]
     text: str

@@ -24,7 +24,10 @@ class Tokens(NamedTuple):
 
 
 class TokenTable:
-    """Sentences in numbers: batches of them on request. What training did not have is UNKNOWN."""
+    """Sentences in numbers: batches of them on request.
+
+    Words and characters outside of the training data are UNKNOWN.
+    """
 
     def __init__(self, sentences: Sequence[Sequence[str]], vocabularies: Vocabularies) -> None:
         words, characters = (numbers(vocabularies[name]) for name in ("words", "characters"))
@@ -44,7 +47,7 @@ class TokenTable:
 
 
 def token_vocabularies(sentences: Sequence[Sequence[str]], words: int) -> Vocabularies:
-    """Return vocabularies of the words in lower case, at most so many, and of the characters that come more than once.
+    """Return vocabularies of repeated entries: at most `words` words in lower case, and characters.
 
     Example:
         >>> token_vocabularies([["Rome", "Oslo"], ["rome"]], 1)["words"].words
@@ -59,9 +62,9 @@ def token_vocabularies(sentences: Sequence[Sequence[str]], words: int) -> Vocabu
 
 
 def repeated_entries(counts: Counter[str]) -> tuple[str, ...]:
-    """The entries that come more than once, ranked by frequency.
+    """The entries that occur more than once, most frequent first.
 
-    What is there once stands for all that will be met: they share a vector, and it is learned.
+    Entries that occur once share the vector of UNKNOWN with unseen ones, so that training learns this vector.
 
     Example:
         >>> repeated_entries(Counter("cabbaab"))
@@ -92,7 +95,7 @@ def numbers(vocabulary: object) -> dict[str, int]:
 
 
 def shorten(form: str) -> str:
-    """A form that is not too long: the first and the last characters of a longer one.
+    """The form, or the first and the last characters of a long form.
 
     Example:
         >>> shorten("a" * 16 + "b" * 99 + "c" * 16) == "a" * 16 + "c" * 16

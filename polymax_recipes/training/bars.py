@@ -1,4 +1,4 @@
-"""Progress of an epoch: Lightning's bar on a terminal, elsewhere a line every half a minute."""
+"""Progress of an epoch: Lightning's bar on a terminal, elsewhere a line every half minute."""
 
 from typing import Any
 

@@ -14,7 +14,7 @@ WINDOW = 64
 
 
 class Ragged(NamedTuple):
-    """Sequences of integers of different lengths, end to end: a few large tensors however many there are.
+    """Sequences of integers of different lengths, end to end: a few large tensors, whatever the number of sequences.
 
     Shapes: values (total,); offsets (count + 1,)
 
@@ -49,7 +49,7 @@ class Ragged(NamedTuple):
 
 
 class Encoded(Protocol):
-    """Data as a model takes them: how long each example is, and a batch of chosen ones."""
+    """Encoded data: the size of each example, and batches of chosen examples."""
 
     @property
     def sizes(self) -> Tensor:
@@ -70,7 +70,7 @@ def sorted_batches(sizes: Tensor, batch_size: int) -> list[Tensor]:
 
 
 def places(batches: list[Tensor]) -> Tensor:
-    """The place of each row among those of all batches, one after the other: back to the order of the data.
+    """The place of each row in the concatenated batches, to restore the order of the data.
 
     Example:
         >>> places([torch.tensor([1, 2]), torch.tensor([0])])
@@ -95,7 +95,7 @@ def shuffled_batches(sizes: Tensor, batch_size: int, seed: int, epoch: int) -> l
 
 
 def share(batches: list[Tensor], rank: int, processes: int) -> list[Tensor]:
-    """Return the batches of one process, as many as every other has: the first are taken twice if they do not divide.
+    """Return the batches of one process, equally many for each: the first are taken twice if the numbers do not divide.
 
     Example:
         >>> [len(share(shuffled_batches(torch.ones(5), 1, 0, 0), rank, 2)) for rank in (0, 1)]

@@ -1,6 +1,6 @@
-"""Checkpoints: written whole beside their place, in the run itself, and read without executing anything in them.
+"""Checkpoints: written in the run's directory, moved to their place when complete, and read without executing code.
 
-Lightning's own are written in TMPDIR and, where that is another file system, copied from there: whoever is killed
+Lightning's own are written in TMPDIR and, if that is another file system, copied from there: a process that is killed
 meanwhile leaves half a file.
 """
 
@@ -33,7 +33,7 @@ def write_tensors(stored: dict[str, Any], file: Path) -> None:
 
 
 def save_into(opened: IO[bytes], stored: dict[str, Any]) -> None:
-    """Call torch.save, such that what the file system refuses is an OSError."""
+    """Call torch.save, and raise an OSError for errors of the file system."""
     try:
         torch.save(stored, opened)
     except RuntimeError as error:

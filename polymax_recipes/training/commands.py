@@ -71,7 +71,7 @@ def add(app: typer.Typer) -> None:
 
 
 def add_drawing(app: typer.Typer) -> None:
-    """Add the commands that draw, and those of single tasks."""
+    """Add the commands that draw, and the commands of single tasks."""
     for command in (plot_log, plot_attention):
         app.command()(command)
     # tasks of one package share its commands
@@ -193,7 +193,7 @@ def predict(
 ) -> None:
     """Write the output of a trained model, or of several in turn, for all of the input or for one of N parts of it.
 
-    It is in OUTPUT.part until all of it is written.
+    The file is OUTPUT.part until it is complete.
     """
     *runs, source = places
     with plain_errors("stopped" if output is None else f"stopped; --resume continues {output}", ValueError):
@@ -294,7 +294,7 @@ def plot_attention(
     device: Device = "auto",
     options: Late = None,
 ) -> None:
-    """Draw the attention of a translation: a row for each of its words, a column for each of the source."""
+    """Draw the attention of a translation: a row for each target word, a column for each source word."""
     from polymax import plot
 
     with plain_errors("stopped", ValueError):
@@ -337,7 +337,7 @@ def print_reports(reports: dict[str, Report]) -> None:
 
 
 def load_run(run: Path, device: str = "auto", options: list[str] | None = None) -> Trained:
-    """The model of a run, on a device that is there, with options as flags spell them."""
+    """Load the model of a run to an available device, with options as flags spell them."""
     given = {}
     for text in options or ():
         name, equals, value = text.partition("=")

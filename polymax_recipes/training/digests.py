@@ -1,7 +1,7 @@
-"""Digests of the files of a run, in its digests.json: a file that was damaged or changed by hand is not used silently.
+"""Digests of the files of a run, in its digests.json: they reveal files that were damaged or changed by hand.
 
-A digest is listed before its file takes its place, beside that of the file which is there, and alone after it: whenever
-a process is killed, the file is one of those listed.
+While a file is replaced, the digests of the old and the new file are both listed, so that a process may be killed at
+any time.
 """
 
 import hashlib
@@ -17,7 +17,7 @@ NAME = "digests.json"
 
 @contextmanager
 def atomic_write_with_digest(file: Path) -> Iterator[Path]:
-    """Give a path to write to; at the end of the block its file takes the place of `file`, and its digest is kept."""
+    """Give a path to write to; at the end of the block, the file there is moved to `file`, and its digest is stored."""
     listed = read_digests(file.parent)
     with atomic_write(file) as temporary:
         yield temporary
@@ -27,7 +27,9 @@ def atomic_write_with_digest(file: Path) -> Iterator[Path]:
 
 
 def check_digest(file: Path) -> None:
-    """Raise a ValueError if a file is not as it was written; one without a digest, as of older runs, is not checked."""
+    """Raise a ValueError if a file has changed since it was written; files without a digest, as in older runs, are not
+    checked.
+    """
     listed = read_digests(file.parent).get(file.name)
     if listed is not None and digest([file]) not in listed:
         raise ValueError(
@@ -37,7 +39,7 @@ def check_digest(file: Path) -> None:
 
 
 def read_digests(run: Path) -> dict[str, list[str]]:
-    """The digests of the files of a run by their names; none of a run that was written without."""
+    """The digests of the files of a run by their names; empty for a run without digests."""
     file = run / NAME
     with suppress(FileNotFoundError):
         try:
@@ -52,7 +54,7 @@ def read_digests(run: Path) -> dict[str, list[str]]:
 
 
 def digest(files: Sequence[Path]) -> str:
-    """Return the SHA-256 digest of the contents of files; of a directory, of the files below it by their names."""
+    """Return the SHA-256 digest of the contents of files; for a directory, of the files below it and their names."""
     total = hashlib.sha256()
     for file in (below for each in files for below in _below(each)):
         with file.open("rb") as opened:

@@ -37,11 +37,11 @@ READABLE = 9
 
 
 def train(name: str, files: Files, out: Path, given: dict[str, Any], resume: bool = False) -> dict[str, Report]:
-    """Train the task of a name on files["train"], keep the epoch that is best on files["dev"], report.
+    """Train the task of a name on files["train"], keep the epoch that is best on files["dev"], and return the reports.
 
-    `given` has the options that are not to be their defaults: the task's, Learning's and Running's. A directory that
-    has a run is refused, unless it is to be resumed: then the options that decide the weights are those of the run.
-    The reports are those of the task, on "dev" and, if there is one, on "test"; none in a process other than the first.
+    `given` has options that replace defaults: of the task, of Learning and of Running. A directory with a run is
+    refused unless the run is to be resumed: then the options that affect the weights are those of the run. The reports
+    of the task are on "dev" and, if given, on "test"; they are empty in all processes but the first.
     """
     task, run = named(name), Run(out)
     check_options(task, given)
@@ -54,7 +54,7 @@ def train(name: str, files: Files, out: Path, given: dict[str, Any], resume: boo
 
 
 def trained_on(task: Task, config: Config, run: Run, resume: bool, given: dict[str, Any]) -> dict[str, Report]:
-    """Train as a configuration says, and report; a new run takes defaults that fit its data for options not in
+    """Train by a configuration, and return the reports; a new run takes defaults that fit its data for options not in
     `given`.
     """
     parts = {part: task.read_as([Path(file) for file in names], config.options) for part, names in config.files.items()}
@@ -94,7 +94,7 @@ def trained_on(task: Task, config: Config, run: Run, resume: bool, given: dict[s
 
 
 def samples_of(task: Task, dev: Sequence[Any]) -> list[Any]:
-    """Return some inputs of dev to show: of medium length, as tables and pictures have room for."""
+    """Return some inputs of dev to show: of medium length, so that they fit into tables and pictures."""
     found = [sample for example in dev[:SCANNED] if (sample := task.sample(example)) is not None]
     lengths = [len(sample.split() if isinstance(sample, str) else sample) for sample in found]
     near = sorted(range(len(found)), key=lambda k: (abs(lengths[k] - READABLE), k))
@@ -102,7 +102,7 @@ def samples_of(task: Task, dev: Sequence[Any]) -> list[Any]:
 
 
 def fitted_configuration(task: Task, config: Config, given: dict[str, Any], count: int) -> Config:
-    """Return the configuration with the defaults that a task has for so many examples, and say which these are."""
+    """Return the configuration with the defaults that a task has for so many examples, and print them."""
     chosen = {name: value for name, value in task.fitted(count).items() if name not in given}
     if not chosen:
         return config
@@ -125,7 +125,7 @@ def new_configuration(task: Task, files: Files, run: Run, given: dict[str, Any])
 
 
 def resumed_configuration(task: Task, files: Files, run: Run, given: dict[str, Any]) -> Config:
-    """The configuration of a run that goes on: as it was, except for Running and for what may change at any time."""
+    """The configuration of a resumed run: unchanged except for Running and for options that may change at any time."""
     stored = Config.read(check_run(run).config)
     if stored.running.strategy == "fsdp" and first_process():
         from polymax_recipes.training.fully_sharded import recover
@@ -159,7 +159,7 @@ def resumed_configuration(task: Task, files: Files, run: Run, given: dict[str, A
 
 
 def check_options(task: Task, given: dict[str, Any]) -> None:
-    """A ValueError that names an option which nothing has."""
+    """Raise a ValueError that names an unknown option."""
     names = [field.name for kind in (task.Options, Learning, Running) for field in fields(kind)]
     for name in given:
         if name not in names:
@@ -167,19 +167,19 @@ def check_options(task: Task, given: dict[str, Any]) -> None:
 
 
 def vocabularies_of(task: Task, config: Config, run: Run, examples: list[Any], resume: bool) -> Vocabularies:
-    """Return the vocabularies of the run if it has some, else those of the training examples."""
+    """Return the vocabularies of the run if it has any, else those of the training examples."""
     if resume and run.vocabulary.exists():
         return read_vocabularies(run.vocabulary)
     return task.vocabularies(examples, config.options)
 
 
 def first_process() -> bool:
-    """Return True if this process writes: one of all on all nodes does."""
+    """Return True in the first process of all nodes, which alone writes files."""
     return not any(int(os.environ.get(rank, 0)) for rank in ("RANK", "LOCAL_RANK", "NODE_RANK", "SLURM_PROCID"))
 
 
 def check_files(files: Files, run: Run) -> None:
-    """Raise a ValueError if a file of data is one that the run writes."""
+    """Raise a ValueError if the run would write over a file of data."""
     for part, names in files.items():
         for file in names:
             if any(same_file(own, Path(file)) for own in run.files):

@@ -27,7 +27,7 @@ def read_log(run: Run) -> list[dict[str, str]]:
 
 
 def measure_of_run(run: Path, measure: str) -> tuple[list[int], list[float]]:
-    """The epochs of a run and a measure after each: a column of its log, `dev_` before it may be left out."""
+    """The epochs of a run, and a measure after each: a column of its log, also without its prefix `dev_`."""
     log = check_run(Run(run)).log
     if not log.exists():
         raise FileNotFoundError(f"{log} is missing: no epoch of this run was finished")

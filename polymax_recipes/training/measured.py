@@ -1,4 +1,4 @@
-"""A trained model on data: batches on its device, and means of what its loss measures."""
+"""Evaluation of a trained model: batches on its device, and means of its loss and measures."""
 
 from itertools import chain
 from math import nan
@@ -14,7 +14,7 @@ from polymax_recipes.training.task import Model, Report
 
 @torch.no_grad()
 def means(model: Model, data: Encoded, batch_size: int) -> Report:
-    """Means over all data of what the model's loss measures."""
+    """Means of the model's loss and measures over all data."""
     totals: dict[str, Tensor] = {}
     zero = torch.zeros(2, dtype=torch.float64)
     for rows in sorted_batches(data.sizes, batch_size):

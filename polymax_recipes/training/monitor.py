@@ -1,4 +1,4 @@
-"""The choice of the best epoch of a training: by a measure on dev, the highest or the lowest."""
+"""The choice of the best epoch of a training: by the highest or the lowest value of a measure on dev."""
 
 from collections.abc import Mapping, Sequence
 from math import inf, isnan
@@ -12,7 +12,7 @@ from polymax_recipes.training.task import Model, Task
 
 
 class Monitor(NamedTuple):
-    """Names of measures, the first of which that a log has decides; measures in `falling` are best at their lowest.
+    """Names of measures: the first one in the log chooses the epoch; measures in `falling` are best at their lowest.
 
     Example:
         >>> rows = [{"dev_loss": 2.0, "dev_accuracy": 0.5}, {"dev_loss": 3.0, "dev_accuracy": 0.6}]
@@ -24,7 +24,7 @@ class Monitor(NamedTuple):
     falling: tuple[str, ...] = ("loss",)
 
     def decides(self, row: Mapping[str, float]) -> str:
-        """Return the measure that decides among epochs with such rows: the first of the names that they have."""
+        """Return the measure that chooses the epoch: the first name that these rows have."""
         return next(name for name in (*self.names, "loss") if f"dev_{name}" in row)
 
     def told(self, row: Mapping[str, float]) -> str:
@@ -38,7 +38,7 @@ class Monitor(NamedTuple):
         return f"the epoch with the {'lowest' if name in self.falling else 'highest'} dev_{name} is kept"
 
     def best(self, rows: Sequence[dict[str, float]]) -> int:
-        """The place of the best row of a log, of the one with the least loss among equals; NaN is the worst."""
+        """The place of the best row of a log; among equal rows, of the row with the least loss; NaN is the worst."""
         name = self.decides(rows[0])
         sign = 1.0 if name in self.falling else -1.0
         values = [(sign * row[f"dev_{name}"], row["dev_loss"]) for row in rows]
@@ -46,13 +46,13 @@ class Monitor(NamedTuple):
 
 
 def monitor_of(task: Task, asked: str) -> Monitor:
-    """Return the monitor of the measure of --monitor, or of those of the task."""
+    """Return the monitor of the measure in --monitor, by default of the task's measures."""
     return Monitor((asked,) if asked else task.monitor, task.falling)
 
 
 @torch.no_grad()
 def check_asked(asked: str, model: Model, dev: Encoded, logged: Sequence[str] = ()) -> None:
-    """Raise a ValueError if a model has no such measure: one example tells, before hours are spent on an epoch."""
+    """Raise a ValueError if a model has no such measure: it is tested on one example, before the first epoch."""
     training = model.training
     shortest = dev.sizes.argsort(stable=True)[:1]
     names = [*model.eval().loss(to_device(dev[shortest], model)), *logged]

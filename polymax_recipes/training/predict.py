@@ -1,8 +1,8 @@
-"""Prediction of any amount of text: a few units in memory at a time, and a file that can be gone on with.
+"""Prediction of any amount of text: a few units in memory at a time, and an output that can be continued after a stop.
 
-While predictions are written they are in OUTPUT.part, and OUTPUT.progress says how much of the input is in it; the
-last steps give the file its name and remove the record. Whatever is wrong with a unit, what was predicted for all
-before it is written, and can be gone on with.
+Predictions are written to OUTPUT.part, and OUTPUT.progress records how much of the input is in it; at the end the file
+gets its name, and the record is removed. If a unit has an error, the predictions before it are written, and can be
+continued.
 """
 
 import hashlib
@@ -53,10 +53,10 @@ def predicted(
     copies: Sequence[Trained] = (),
     skipped: list[ValueError] | None = None,
 ) -> Iterator[Predicted]:
-    """The output of lines, in pieces; `before` is how many units came before them, and `file` is named in errors.
+    """Yield the output of lines, in pieces; `before` is the number of units before them, and errors name `file`.
 
-    With `copies` of the model on other devices, pieces are predicted at the same time, and still come in their order.
-    With a list `skipped`, units that cannot be read are written as `Task.unread` has them, and their errors are added.
+    With `copies` of the model on other devices, pieces are predicted at the same time, but come in their order. With a
+    list `skipped`, units that cannot be read become the lines of `Task.unread`, and their errors are added to the list.
     """
     errors: list[ValueError] = []
     pieces = _pieces(trained, file, lines, before, errors, skipped)
@@ -70,7 +70,7 @@ def predicted(
 
 
 def _output(trained: Trained, piece: _Piece) -> Predicted:
-    """The output of a piece: predictions of its inputs, and lines of units that cannot be read as they are written."""
+    """The output of a piece: predictions of its inputs, and the lines for units that cannot be read."""
     output: list[str] = []
     before = piece.before
     for unread, group in groupby(piece.inputs, key=lambda given: isinstance(given, Unread)):
@@ -91,7 +91,7 @@ def _pieces(
     errors: list[ValueError],
     skipped: list[ValueError] | None,
 ) -> Iterator[_Piece]:
-    """Yield units of lines, some at a time, up to the first that cannot be read, whose error goes into a list."""
+    """Yield units of lines, some at a time, up to the first that cannot be read; its error is added to a list."""
     taken: list[Line] = []
     inputs: list[Any] = []
     units = iter(trained.task.units(lines))
@@ -149,10 +149,10 @@ def write_predictions(
     copies: Sequence[Trained] = (),
     skipped: list[ValueError] | None = None,
 ) -> None:
-    """Predict the lines of a source, by its name, into a file; `model` tells this model and its options from others.
+    """Predict the lines of a source, by its name, into a file; `model` identifies the model and its options.
 
-    With `force` an output that exists is replaced, and one that is not finished is begun again. `advanced` is told of
-    how many lines more the output is written. `before`, `copies` and `skipped` are as in `predicted`.
+    With `force` an existing output is replaced, and an unfinished one is begun again. `advanced` is called with the
+    number of input lines since its last call. `before`, `copies` and `skipped` are as in `predicted`.
     """
     if is_special(output):
         _write_stream(predicted(trained, *source, before, copies, skipped), output, advanced)

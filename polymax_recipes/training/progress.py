@@ -1,4 +1,4 @@
-"""Progress of a prediction: a bar on a terminal, elsewhere a line every half a minute."""
+"""Progress of a prediction: a bar on a terminal, elsewhere a line every half minute."""
 
 import sys
 from collections.abc import Callable, Iterator
@@ -19,7 +19,7 @@ SECONDS = 30.0
 
 @dataclass
 class Clock:
-    """Says when it is time for another line."""
+    """A timer that is due whenever another line should be printed."""
 
     since: float = field(default_factory=monotonic)
 

@@ -1,8 +1,8 @@
-"""The directory of a run: what was asked, the vocabularies, the weights, the log; and a model out of it.
+"""The directory of a run: its configuration, vocabularies, weights and log; and models loaded from it.
 
 config.json, vocabulary.json, weights.pt (of the best epoch), last.ckpt (to resume), log.csv, samples.json (inputs of
 dev, to show), digests.json (of all these), tensorboard/, and data/ (rows that were given in memory).
-Whatever is wrong with one of them is a ValueError or an OSError that names it.
+An error in one of these files is a ValueError or an OSError that names the file.
 """
 
 import json
@@ -65,12 +65,12 @@ class Run:
 
     @property
     def files(self) -> list[Path]:
-        """The files of a run that are written as a whole: no other command may write to them."""
+        """The files of a run that are written as a whole: other commands must not write to them."""
         digests = self.path / NAME
         return [self.config, self.vocabulary, self.weights, self.last, self.log, self.samples, digests]
 
     def clear(self) -> None:
-        """Remove what a process that was killed had not written whole."""
+        """Remove incomplete files of a process that was killed."""
         for file in self.files:
             part = part_of(file)
             if part.is_dir():
@@ -80,7 +80,7 @@ class Run:
 
     @property
     def begun(self) -> bool:
-        """Return True if there is more in the directory than a process leaves that is killed before its run begins."""
+        """Return True if the run has begun: a process that is killed before may leave only incomplete files."""
         if not self.path.is_dir():
             return self.path.exists()
         early = {self.vocabulary.name, self.data.name, NAME, *(part_of(file).name for file in self.files)}
@@ -108,7 +108,7 @@ class Config:
 
     @classmethod
     def read(cls, file: Path) -> "Config":
-        """Read a configuration from JSON; a ValueError that names the file if it is not one of these."""
+        """Read a configuration from JSON; a ValueError names a file that is not a configuration."""
         stored = _json(file)
         with refused(file, "the configuration of a run"):
             return cls(
@@ -122,7 +122,7 @@ class Config:
 
 
 def load(run: str | Path, *, device: str = "cpu", **options: Any) -> Trained:
-    """The model of a run, ready for use; options that may change after training, such as `beam`, are keywords.
+    """Load the model of a run; options that may change after training, such as `beam`, are keywords.
 
     Example:
         >>> load("nowhere")
@@ -149,13 +149,13 @@ def check_new(run: Run) -> None:
 
 
 def write_samples(samples: list[Any], file: Path) -> None:
-    """Write inputs of the run's own data, as `Trained.results` takes them, for pages that begin with one."""
+    """Write some inputs of the run's data, as `Trained.results` takes them, for pages that show an example."""
     with atomic_write_with_digest(file) as temporary:
         temporary.write_text(json.dumps(samples, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
 def read_samples(run: Run) -> list[Any]:
-    """Return the inputs that `write_samples` wrote; none for a run that was written without them."""
+    """Return the inputs that `write_samples` wrote; empty for a run without them."""
     if not run.samples.exists():
         return []
     stored = _json(run.samples)
@@ -208,7 +208,7 @@ def tensors(file: Path) -> dict[str, Any]:
 
 
 def fitting(model: torch.nn.Module, weights: Any, file: Path) -> dict[str, Any]:
-    """The weights, or a ValueError that says which of them is not as the vocabularies and the configuration have it."""
+    """Return the weights; a ValueError names a tensor that does not fit the vocabularies and the configuration."""
     expected = {name: _form(tensor) for name, tensor in model.state_dict().items()}
     with refused(file, "a file of weights"):
         found = {_text(name): _form(tensor) for name, tensor in weights.items()}
@@ -229,7 +229,7 @@ def _form(tensor: Tensor) -> str:
 
 
 class StoredVocabularies(Vocabularies):
-    """The vocabularies of a file, which errors about a missing one name."""
+    """The vocabularies of a file; errors about a missing vocabulary name the file."""
 
     def __init__(self, file: Path, vocabularies: Vocabularies) -> None:
         super().__init__(vocabularies)
@@ -255,7 +255,7 @@ def read_vocabularies(file: Path) -> Vocabularies:
 
 @contextmanager
 def refused(file: Path, what: str) -> Iterator[None]:
-    """Turn any error of the block into a ValueError that says that a file is not `what`."""
+    """Turn any error of the block into a ValueError: a file is not `what`."""
     try:
         yield
     except Exception as error:

@@ -16,7 +16,7 @@ Options = TypeVar("Options")
 
 @dataclass(frozen=True)
 class Learning:
-    """Options that decide the weights, together with the data and the task's options."""
+    """Options that determine the weights, together with the data and the task's options."""
 
     seed: int = option(0, "Seed of all random numbers.", most=2**63 - 1)
     batch_size: int = option(64, "Examples in a step, on each device.", least=1)
@@ -54,7 +54,7 @@ class Running:
 
 
 def made(kind: type[Options], given: dict[str, Any], base: Options | None = None) -> Options:
-    """Options of a kind from what was given, the rest as in `base` or by default; values are checked.
+    """Make options of a kind from given values, others from `base` or by default; values are checked.
 
     Example:
         >>> made(Learning, {"lr": 0.1})
@@ -73,7 +73,7 @@ def made(kind: type[Options], given: dict[str, Any], base: Options | None = None
 
 
 def check_threads(count: int) -> None:
-    """Refuse more threads than this machine could ever use: the system would end the process."""
+    """Refuse far more threads than this machine has: the system would end the process."""
     most = 16 * (os.cpu_count() or 1)
     if count > most:
         raise ValueError(f"--threads must be at most {most} on this machine, 16 for each core; got {count}")

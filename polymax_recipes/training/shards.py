@@ -1,7 +1,7 @@
-"""Whole corpora in parts: shards that any scheduler spreads over machines, and several devices on one of them.
+"""Whole corpora in parts: shards for several machines, by any scheduler, and several devices of one machine.
 
-Outputs of shards, one after the other, are the bytes of the whole output: a shard consists of the same pieces of input
-that are predicted together without shards.
+Outputs of shards, one after the other, are the bytes of the whole output: a shard consists of whole pieces, the units
+of input that are predicted together.
 """
 
 import re
@@ -39,7 +39,7 @@ class Shard(NamedTuple):
         return cls(int(found[1]), int(found[2]))
 
     def range_of(self, pieces: int) -> tuple[int, int]:
-        """Return the pieces of this shard, of so many: the first, and the one after the last.
+        """Return the range of this shard among so many pieces: its first piece, and the piece after its last.
 
         Example:
             >>> [Shard(k, 3).range_of(7) for k in (1, 2, 3)]
@@ -53,8 +53,8 @@ def shard_lines(
 ) -> tuple[int, Iterator[Line]]:
     """Return the number of units before a shard, and its lines; `source` opens the input, which is read twice.
 
-    Units are predicted `chunk` at a time, and a shard has whole pieces of so many: an input of fewer pieces than shards
-    leaves some of these empty.
+    Units are predicted `chunk` at a time, and a shard has whole pieces of that size: an input with fewer pieces than
+    shards leaves some shards empty.
     """
     units = sum(1 for _ in trained.task.units(source()))
     first, end = shard.range_of(-(-units // chunk))
@@ -65,7 +65,7 @@ def shard_lines(
 def in_order(models: Sequence[Trained], compute: Callable[[Trained, Any], Any], items: Iterable[Any]) -> Iterator[Any]:
     """Compute results of items by several copies of a model at once, and return them in the order of the items.
 
-    At most two items for each copy are in memory. An error of an item is raised after the results of all before it.
+    At most two items for each copy are in memory. An error of an item is raised after the results of all earlier items.
     """
     free = deque(models)
 

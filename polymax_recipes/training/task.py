@@ -1,4 +1,4 @@
-"""The base of tasks: a name, options, and how to read, model, measure and predict."""
+"""The base of tasks: a name, options, and functions to read data, make the model, measure and predict."""
 
 import sys
 from abc import ABC, abstractmethod
@@ -89,13 +89,13 @@ class Model(nn.Module, ABC):
         """Return sums over the batch and the counts that divide them; "loss" is minimised."""
 
     def start(self, data: Encoded) -> None:
-        """Take first values from the training data, where random ones will not do."""
+        """Initialize weights from the training data, for models that do not start from random weights."""
 
     def start_epoch(self, epoch: int) -> None:
-        """Told at the start of each epoch of the training, counted from 0."""
+        """Called at the start of each epoch of the training, with its number from 0."""
 
     def optimizer(self, lr: float, weight_decay: float) -> torch.optim.Optimizer:
-        """Return the optimiser of the loss: Adam, if a model has no other."""
+        """Return the optimiser of the loss: Adam by default."""
         return torch.optim.AdamW(self.parameters(), lr, weight_decay=weight_decay)
 
 
@@ -104,13 +104,14 @@ class Alternating(Model):
 
     @abstractmethod
     def parts(self) -> tuple[Part, Part]:
-        """The parameters of the first part and of the second, and how their learning rates relate to that of --lr."""
+        """The parameters of the first part and of the second, and the factors of their learning rates."""
 
     @abstractmethod
     def turns(self, batch: Any) -> Iterator[Measured]:
-        """First what `loss` gives, for a step of the first part; then losses for steps of the second, one by one.
+        """Yield the result of `loss` for a step of the first part, then losses for steps of the second part, one by
+        one.
 
-        A step is taken before the next loss is asked for.
+        Each step is taken before the next loss is computed.
         """
 
 
@@ -169,7 +170,7 @@ class Trained:
 
 
 def measured(trained: Trained, examples: list[Any]) -> Report:
-    """Return the measures of a task on examples, and how many were left out by --skip-bad, if any were."""
+    """Return the measures of a task on examples, and the number of examples left out by --skip-bad, if any."""
     skipped = skipped_of(examples)
     report = trained.task.evaluate(trained, examples)
     return {**report, "skipped": len(skipped)} if skipped else report
@@ -190,7 +191,7 @@ class Task(ABC):
     # those that are better where they are less
     falling: tuple[str, ...] = ("loss",)
 
-    # measures of `evaluate` that the log has after each epoch, of as many examples of dev as LOGGED
+    # names of measures of `evaluate` that are logged after each epoch, on the first LOGGED examples of dev
     logged: tuple[str, ...] = ()
     # the columns of tables, such as CSV and JSON lines, in the order in which a table without names has them
     roles: tuple[Role, ...] = ()
@@ -211,11 +212,11 @@ class Task(ABC):
         return found
 
     def takes_table(self, file: Path, options: Any) -> bool:
-        """Return True if a file is read as a table: by its name, or because columns are chosen."""
+        """Return True if a file is read as a table: by its name, or because columns are named."""
         return bool(self.roles) and (is_table(file) or bool(columns_of(options)))
 
     def of_rows(self, rows: Iterable[Row], options: Any) -> list[Any]:
-        """Return the examples of the rows of a table; a ReadError names the first row that is not one."""
+        """Return the examples of the rows of a table; a ReadError names the first invalid row."""
         found = [self.of_row(row, options) for row in rows]
         if not found:
             raise ValueError(f"{self.name}: no rows in this table")
@@ -235,7 +236,7 @@ class Task(ABC):
         raise row.error(f"{self.name} predicts no tables; give it lines, as docs/recipes.md says")
 
     def sample(self, example: Any) -> Any:
-        """Return an example as `Trained.results` takes inputs; None if the task has none to show."""
+        """Return an example in the form of the inputs of `Trained.results`; None if the task cannot show examples."""
         return None
 
     def used(self, examples: list[Any], part: str, options: Any) -> list[Any]:
@@ -283,11 +284,11 @@ class Task(ABC):
         return [""]
 
     def accept(self, trained: Trained, file: str, unit: list[Line]) -> Any:
-        """Return the input that a unit stands for to this model; a ReadError if it cannot be read."""
+        """Return the input of a unit in this model's form; a ReadError if it cannot be read."""
         return self.parse(file, unit)
 
     def stands_alone(self, trained: Trained, given: Any) -> bool:
-        """Return True if an input can be predicted without those before it: a piece of the work may end there."""
+        """Return True if an input can be predicted without the inputs before it: a piece may end before it."""
         return True
 
     def from_text(self, trained: Trained, sentence: RawSentence) -> list[str]:
@@ -295,7 +296,7 @@ class Task(ABC):
         raise ValueError(f"--text is for tag, parse and bracket; {self.name} takes lines as docs/recipes.md says")
 
     def measures_to_log(self, trained: Trained, dev: list[Any]) -> Report:
-        """Return the measures of dev for the log of an epoch, besides the means of the loss."""
+        """Return further measures on dev for the log of an epoch, besides the means of the loss."""
         report = self.evaluate(trained, dev[:LOGGED])
         return {name: report[name] for name in self.logged if name in report}
 
@@ -308,25 +309,25 @@ class Task(ABC):
         return iter(())
 
     def results(self, trained: Trained, inputs: list[Any]) -> list[Any]:
-        """Return the result of each input, as objects; a ValueError if a task has none."""
+        """Return the result of each input, as objects; a ValueError if a task has no such objects."""
         raise ValueError(f"{self.name} has no results as objects; predict gives lines")
 
     @abstractmethod
     def predict(self, trained: Trained, inputs: list[Any], before: int) -> Iterator[str]:
-        """The lines of output of parsed units, in their order; `before` is how many came before them."""
+        """The lines of output of parsed units, in their order; `before` is the number of units before them."""
 
 
 def option(
     default: Any, help: str, *, choices: Sequence[str] = (), least: float = 0, most: float = inf, late: bool = False
 ) -> Any:
-    """A field of Options: a flag with its help; a `late` one may be another at each use of a trained model."""
+    """A field of Options: a flag with its help; a `late` option may be changed at each use of a trained model."""
     known = {"help": help, "choices": tuple(choices), "least": least, "most": most, "late": late}
     return field(default=default, metadata=known)
 
 
 @dataclass(frozen=True)
 class Reading:
-    """The option of how tables are read, with which the options of every task begin."""
+    """The option of the columns of tables, the first option of every task."""
 
     columns: str = option(
         "",
@@ -336,12 +337,12 @@ class Reading:
 
 
 def columns_of(options: Any) -> str:
-    """Return the columns that options name; tasks of one's own need not have that option."""
+    """Return the columns that options name; none for user-defined tasks without that option."""
     return getattr(options, "columns", "")
 
 
 def in_memory(data: Any) -> bool:
-    """Return True if data are rows in memory, and not a file or a list of files.
+    """Return True if data are rows in memory, False if they are a file or a list of files.
 
     Example:
         >>> in_memory("train.txt"), in_memory([Path("a")]), in_memory([{"token": ["a"]}])

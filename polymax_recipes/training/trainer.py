@@ -35,7 +35,7 @@ PRINTED = ("epoch", "train_loss", "best", "seconds")
 
 
 class Data(NamedTuple):
-    """Training data, the data that decide which epoch is best, and the number of tokens of each training example."""
+    """Training data, the dev data, which choose the best epoch, and the number of tokens of each training example."""
 
     train: Encoded
     dev: Encoded
@@ -45,7 +45,7 @@ class Data(NamedTuple):
 
 
 class Steps(LightningModule):
-    """A model, its data and its optimiser, as the Trainer wants them."""
+    """A model, its data and its optimiser as a module of Lightning."""
 
     def __init__(self, model: Model, data: Data, learning: Learning, workers: int = 0) -> None:
         super().__init__()
@@ -155,7 +155,7 @@ class Steps(LightningModule):
         return measured
 
     def means(self, part: str) -> dict[str, float]:
-        """Means over all that was measured on a part since the last call, by all processes."""
+        """Return the means of all measures on a part of the data since the last call, over all processes."""
         sums = self.sums.pop(part, {})
         totals = {name: self.trainer.strategy.reduce(pair, reduce_op="sum").tolist() for name, pair in sums.items()}
         return {f"{part}_{name}": mean(name, *pair) for name, pair in totals.items()}
@@ -180,10 +180,10 @@ class Steps(LightningModule):
 
 
 class Record(Callback):
-    """The record of each epoch: log.csv, weights.pt of the best, and whether to stop.
+    """The record of each epoch: it writes log.csv and the best weights.pt, and stops the training if needed.
 
-    The random numbers of an epoch are a function of seed, epoch and process, so that a run resumed at the start of an
-    epoch goes on as if it had never stopped.
+    The random numbers of an epoch are a function of seed, epoch and process, so that a resumed run continues as if it
+    had not stopped.
     """
 
     def __init__(self, run: Run, config: Config) -> None:
@@ -232,7 +232,7 @@ class Record(Callback):
             logger.log_metrics(means, trainer.global_step)
 
     def check_loss(self, means: dict[str, float], epoch: int) -> None:
-        """Raise a ValueError if a loss is NaN: no later epoch would be better, and this one is not kept."""
+        """Raise a ValueError if a loss is NaN: such a loss stays NaN, and this epoch is not stored."""
         for name in ("train_loss", "dev_loss"):
             if isnan(means[name]):
                 kept = f"{self.run.path} keeps the best epoch before it" if self.rows else "no epoch is kept"
@@ -250,7 +250,7 @@ class Record(Callback):
         return 0 < self.patience <= len(self.rows) - 1 - self.best if self.rows else False
 
     def write(self, module: "Steps", weights: dict[str, Any] | None) -> None:
-        """The log, a line on the terminal, and the weights if they are the best."""
+        """Write the log, print a line, and write the weights if they are the best."""
         write_log(self.run.log, self.rows)
         if weights is not None:
             write_tensors(weights, self.run.weights)
@@ -264,7 +264,7 @@ class Record(Callback):
 
 
 def make_trainer(steps: Steps, run: Run, config: Config) -> Trainer:
-    """The Trainer of a run; a ValueError where its devices are not there or its checkpoint does not fit."""
+    """The Trainer of a run; a ValueError if its devices are missing or its checkpoint does not fit."""
     running, learning = config.running, config.learning
     if not steps.automatic_optimization and running.devices * running.nodes > 1:
         raise ValueError("--devices and --nodes must be 1 where two parts of a model learn in turns")
@@ -318,7 +318,7 @@ def fit(trainer: Trainer, steps: Steps, run: Run) -> None:
 
 @contextmanager
 def blame_checkpoint(steps: Steps, last: Path) -> Iterator[None]:
-    """Blame the checkpoint for an error before the first step of a run that goes on."""
+    """Turn an error before the first step of a resumed run into an error that names the checkpoint."""
     try:
         yield
     except (OSError, SystemExit):

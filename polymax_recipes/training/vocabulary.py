@@ -1,4 +1,4 @@
-"""Vocabularies: words or subwords to integers and back, and the JSON they are stored as."""
+"""Vocabularies: words or subwords to integers and back, and their form in JSON."""
 
 import re
 from collections import Counter
@@ -15,10 +15,10 @@ MARKED = re.compile(r"\w+(?:['’]\w+)*|[^\w\s]")
 
 @dataclass(frozen=True)
 class Words:
-    """Words between spaces, numbered after the specials; a word that is not listed is UNKNOWN.
+    """Words between spaces, numbered after the specials; unlisted words are UNKNOWN.
 
-    Text never reads as a special: a word spelled "</s>" is a word. With `lower` text is read in lower case, with
-    `punctuation` marks are words of their own.
+    Text never becomes a special: "</s>" in a text is a word. With `lower` text is converted to lower case, with
+    `punctuation` punctuation marks are separate words.
 
     Example:
         >>> words = Words.counted(["a b a", "a c"], size=2)
@@ -32,7 +32,7 @@ class Words:
 
     @classmethod
     def counted(cls, texts: Iterable[str], size: int, lower: bool = False, punctuation: bool = False) -> "Words":
-        """The `size` most frequent words of the texts; among equals, in the order of the alphabet."""
+        """The `size` most frequent words of the texts; equally frequent words are in alphabetical order."""
         empty = cls((), lower, punctuation)
         counts = Counter(word for text in texts for word in empty.split(text))
         ranked = sorted(counts, key=lambda word: (-counts[word], word))
@@ -125,7 +125,7 @@ Vocabulary = Words | Subwords
 
 
 def stored_words(vocabularies: Mapping[str, Vocabulary], name: str) -> Words:
-    """Return the vocabulary of a name, which must be words."""
+    """Return the vocabulary of this name; an error if it is not one of words."""
     words = vocabularies[name]
     if not isinstance(words, Words):
         raise ValueError(f"vocabulary.json must have words as {name!r}; it has subwords")
@@ -152,7 +152,7 @@ def restored(stored: dict[str, Any]) -> Vocabulary:
 
 
 def tokenizers_package() -> Any:
-    """The package tokenizers, or a ValueError that says how to install it."""
+    """Return the package tokenizers; if it is missing, a ValueError says how to install it."""
     try:
         import tokenizers
     except ImportError:

@@ -1,4 +1,4 @@
-"""Sentence pairs to be aligned: texts or CoNLL-U, with alignments by hand or without; and as batches."""
+"""Sentence pairs to be aligned: readers of texts or CoNLL-U, with or without alignments by hand; and batches."""
 
 import re
 from collections import Counter
@@ -35,9 +35,9 @@ class Sides(NamedTuple):
 
 
 def read_sides(files: Sequence[Path]) -> list[Sides]:
-    """The pairs of tables (.tsv, .jsonl), of two texts that are parallel, and of two .conllu, in any number and order.
+    """The pairs in tables (.tsv, .jsonl), in two parallel texts, and in two .conllu files, in any number and order.
 
-    A .json after two .conllu has their alignments by hand.
+    A .json file after two .conllu files has their alignments by hand.
     """
     waiting, pairs = list(files), list[Sides]()
     while waiting:
@@ -72,7 +72,8 @@ def _parallel(source: Path, target: Path) -> Iterator[Sides]:
 
 
 def words_of(side: str | list[str], punctuation: bool) -> list[str]:
-    """The words of a side, in lower case; with `punctuation` marks and clitics are split off those of a text.
+    """The words of a side, in lower case; with `punctuation`, punctuation marks and clitics are split off the words of
+    a text.
 
     Example:
         >>> words_of("Don't eat Tom's apple, l'eau.", True)

@@ -14,7 +14,7 @@ from polymax import Regularizer, Smoothing
 class Scores(NamedTuple):
     """Scores of m words to be explained by n words, or by nothing.
 
-    Shapes: words (b, m, n); nothing (b, m); made, given (b,): how many of the m and of the n there are
+    Shapes: words (b, m, n); nothing (b, m); made, given (b,): the numbers of words among the m and the n
     """
 
     words: Tensor
@@ -40,7 +40,7 @@ class Explanation(Protocol):
 
 @dataclass(frozen=True)
 class EachWord:
-    """Words are explained one by one: with Shannon's entropy by the models 1 and 2 of IBM, as likelihoods."""
+    """Each word is explained independently of the others: with Shannon's entropy, these are IBM's models 1 and 2."""
 
     regularizer: Regularizer
 
@@ -56,7 +56,10 @@ class EachWord:
 
 @dataclass(frozen=True)
 class Matching:
-    """A word explains at most one other. Each word has a column of its own for nothing, beside those of words."""
+    """A word explains at most one other.
+
+    Besides the columns of words, each word has its own column for no explanation.
+    """
 
     smooth: Callable[[pm.Assignment], Smoothing] = pm.SparseMap
 

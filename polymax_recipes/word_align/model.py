@@ -39,11 +39,11 @@ class Lexicon(nn.Module):
 
 
 class Direction(nn.Module):
-    """Scores of explaining the words of one side, `made`, by those of the other, `given`.
+    """Scores with which the words of one side, `given`, explain the words of the other, `made`.
 
         scores_ji = log t(f_j | e_i) + log p(i | j)        p(i | j) ~ exp(-slope |i / n - j / m| + weight cos(e_i, f_j))
 
-    where cos compares the trigrams of letters, and nothing explains a word with a probability that is learned.
+    in which cos compares trigrams of letters; the probability of no explanation is learned.
 
     Shapes: given (b, n); made (b, m); lengths (b,)
 
@@ -90,7 +90,7 @@ class Direction(nn.Module):
 
 
 class Aligner(Model):
-    """Both directions at once: each sentence explains the other.
+    """Both directions of alignment: each sentence explains the other.
 
     loss = -max over alignments of <scores, alignment>, smoothed: with softmax the negative log-likelihood
     """

@@ -103,14 +103,16 @@ class WordAlignTask(Task):
         return found
 
     def predict(self, trained: Trained, inputs: list[Sides | None], before: int) -> Iterator[str]:
-        """Links i-j of source and target words, counted from 0; an empty line stays one."""
+        """Links i-j of source and target words, counted from 0; an empty line stays empty."""
         listed = aligned(trained, [pair for pair in inputs if pair is not None])
         for pair in inputs:
             yield " ".join(f"{i}-{j}" for i, j in next(listed)[0]) if pair is not None else ""
 
 
 def aligned(trained: Trained, pairs: list[Sides]) -> Iterator[tuple[Links, Tensor]]:
-    """The links of pairs, in their order; and how many weights of both directions are 0, and are there, (2,)."""
+    """The links of pairs, in their order; and a tensor (2,), the numbers of zeros and of all weights in both
+    directions.
+    """
     if not pairs:
         return
     encoded, model = Pairs(pairs, trained.vocabularies), _aligner(trained)
@@ -146,7 +148,7 @@ def _aligner(trained: Trained) -> Aligner:
 
 
 def looked_at(gold: WordAlignment, links: Links) -> Links:
-    """The links of words that were judged by hand: of others nothing is known.
+    """The links of words that were annotated; nothing is known about other words.
 
     Example:
         >>> looked_at(WordAlignment([(0, 1)], [2], []), [(0, 0), (1, 1), (2, 2), (3, 3)])
