@@ -2,5 +2,5 @@
 
 from importlib import import_module
 
-# the command is a package of its own, which this one does not import
+# by name, since the library does not import polymax_recipes
 import_module("polymax_recipes.cli").main()

@@ -65,7 +65,7 @@ def itakura(
     rows, columns = (t.to(device=diagonal.device, dtype=torch.long)[..., None, None] for t in lengths)
     i = torch.arange(n, device=diagonal.device)[:, None]
     j = torch.arange(m, device=diagonal.device)
-    # i / (rows - 1) and j / (columns - 1), and how far they are from 1, with both denominators multiplied out
+    # i / (rows - 1), j / (columns - 1) and their distances from 1, multiplied by both denominators
     down, right = (i * (columns - 1)).double(), (j * (rows - 1)).double()
     whole = ((rows - 1) * (columns - 1)).double()
     inside = (i < rows) & (j < columns)

@@ -192,5 +192,5 @@ def _distance(pairs: Tensor, deletion: Tensor, insertion: Tensor, lengths: Pair,
         raise ValueError(f"gamma must be at least 0; got {gamma}")
     edits = EditPath("linear", lengths)
     smooth = Marginals(edits, gamma) if gamma else HardMax(edits)
-    # not minus: no cost is 0, not -0
+    # 0 - value instead of -value, so that a cost of 0 is not -0
     return 0 - smooth.max(edits.steps(-pairs, -deletion, -insertion))

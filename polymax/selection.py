@@ -79,7 +79,7 @@ def soft_topk(
     if isinstance(gamma, Tensor) and not _check.broadcastable(gamma.shape, rows.shape[:-1]):
         raise ValueError(f"gamma must broadcast to the batch {tuple(rows.shape[:-1])}; got {tuple(gamma.shape)}")
     known = rows > -torch.inf
-    # NaN is read, and makes its row NaN
+    # entries of NaN stay, and make their row NaN
     kept = torch.where(known | rows.isnan(), rows, 0)
     top = rows.topk(k).indices
     ranked = kept.gather(-1, top).unsqueeze(-1)

@@ -61,7 +61,7 @@ def rnnt_loss(
     if logits.dim() == 2:
         ends, labels = _unpacked(x, sizes, fused_log_softmax)
     else:
-        # what is emitted after the last token is not read: any class will do
+        # the class after the last token is not used, and may be any
         at = sizes.ahead[:, None, :].expand(x.shape[:3])
         ends, labels = chosen(x, at, sizes.blank, fused_log_softmax)
         labels = labels[:, :, :-1]
@@ -186,7 +186,7 @@ def _checked(targets: Tensor, frames: Tensor, counts: Tensor, classes: int, blan
         raise ValueError(f"blank must be one of {classes} classes; got {blank}")
     targets = targets.to(device=frames.device, dtype=torch.long)
     inside = torch.arange(targets.shape[1] + 1, device=frames.device) < counts[:, None]
-    # one that is not read stands at the end
+    # pad by one: kernels may address the entry after the last target, but ignore its value
     ahead = torch.where(inside, torch.nn.functional.pad(targets, (0, 1)), 0)
     targets = ahead[:, :-1]
     if _check.readable(targets) and bool(((targets < 0) | (targets >= classes)).any()):
@@ -233,8 +233,7 @@ class _LogProbabilities(Function):
         x, total, at = ctx.saved_tensors
         if not torch.is_grad_enabled():
             return two_classes_backward(x, at, total, g_end, g_label, ctx.blank), None, None
-        # the derivative is derived once more: p depends on x
-        # a row of padding may hold anything, and moves nothing
+        # if the derivative is differentiated again, p depends on x; entries of padding rows do not matter
         padding = (g_end == 0) & (g_label == 0) & ~(total < torch.inf)
         logits = torch.where(padding.unsqueeze(-1), 0, wide(x))
         return _log_probabilities_slope(logits, at, total, g_end, g_label, ctx.blank).to(x.dtype), None, None
@@ -275,7 +274,7 @@ class _AdditiveLogProbabilities(Function):
         if not torch.is_grad_enabled():
             given = e, p, at, frames, states, total, g_end, g_label
             return *additive_classes_backward(*given, ctx.blank), None, None, None, None
-        # the derivative is derived once more: the sums are formed
+        # if the derivative is differentiated again, the sums are formed
         rows, columns = (torch.arange(x.shape[1], device=x.device) < n[:, None] for x, n in ((e, frames), (p, states)))
         inside = (rows.unsqueeze(2) & columns.unsqueeze(1)).unsqueeze(-1)
         logits = torch.where(inside, wide(e).unsqueeze(2) + wide(p).unsqueeze(1), 0)

@@ -101,7 +101,7 @@ def _log_likelihood(
     """The log of the sum over all steps that lead to the end, (N,)."""
     t, u = (torch.arange(k, device=ends.device) for k in ends.shape[1:])
     inside = (t[:, None] < sizes.frames[:, None, None]) & (u <= sizes.counts[:, None, None])
-    # padding may hold anything, and a row of -inf has no steps
+    # replace the entries of padding; a row of -inf allows no steps
     x = torch.where(inside.unsqueeze(-1), wide(duration_logits), 0)
     none = (x == -torch.inf).all(-1, keepdim=True)
     long = torch.where(none, -torch.inf, torch.where(none, 0, x).log_softmax(-1))

@@ -12,7 +12,7 @@ from polymax.backend.dispatch import plain
 from polymax.backend.function import functional, recording
 from polymax.transduction import Lengths, Sizes, check_reduction, chosen, reduced, sizes_of_terms
 
-# entries (cell, class) of a block: a SHARE of all of them, between LEAST and MOST
+# entries (cell, class) of a block: a SHARE of all entries, between LEAST and MOST
 LEAST, MOST, SHARE = 1 << 20, 1 << 27, 1 / 48
 
 

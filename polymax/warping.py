@@ -259,7 +259,7 @@ def _warped(
     elif band is not None:
         band = sakoe_chiba(cost.shape[-2], cost.shape[-1], band, lengths, cost.device)
     scores = -cost if band is None else -cost.masked_fill(~band, torch.inf)
-    # not minus: no cost is 0, not -0
+    # 0 - value instead of -value, so that a cost of 0 is not -0
     return 0 - smooth(Subsequence(lengths) if subsequence else Alignment(lengths)).max(scores)
 
 
@@ -298,7 +298,7 @@ class _SquaredEuclidean(Function):
     @staticmethod
     def forward(x: Tensor, y: Tensor) -> Tensor:
         if x.shape[-1] == 1:
-            # several times as fast: cdist goes from pair to pair
+            # several times faster than cdist, which computes pair by pair
             return (x - y.transpose(-2, -1)).square()
         return torch.cdist(x, y, compute_mode="donot_use_mm_for_euclid_dist").square()
 
@@ -311,13 +311,13 @@ class _SquaredEuclidean(Function):
         x, y = ctx.saved_tensors
         for_x, for_y = ctx.needs_input_grad
         if x.shape[-1] == 1:
-            # a product of matrices with one column takes several times as long
+            # elementwise: a matrix product with one column takes several times as long
             slope = g * (x - y.transpose(-2, -1))
             return (
                 2 * slope.sum(-1, keepdim=True) if for_x else None,
                 -2 * slope.sum(-2).unsqueeze(-1) if for_y else None,
             )
-        # moving all points together changes nothing but the rounding
+        # shifting all points by one vector changes only the rounding
         centre = y.detach().mean(-2, keepdim=True) if y.shape[-2] else 0
         x, y = x - centre, y - centre
         return (

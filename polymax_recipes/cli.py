@@ -24,7 +24,7 @@ def main() -> None:
     missing = [package for package in ("typer", "rich", "matplotlib") if find_spec(package) is None]
     if missing:
         fail(f"the command polymax needs {', '.join(missing)}: pip install 'polymax[cli]'")
-    # what is printed reaches its file or pipe inside: nothing is left to fail when Python ends
+    # output is flushed inside of this block, so that errors of writing are caught here
     with plain_errors("stopped"), plain_doubts():
         try:
             application()()
@@ -65,7 +65,7 @@ def application() -> Any:
         ] = False,
     ) -> None:
         """Differentiable sparse and structured inference for PyTorch."""
-        # a first call compiles kernels, and says so
+        # a kernel that is compiled at its first call logs a line
         told = logging.StreamHandler()
         told.setFormatter(logging.Formatter("%(message)s"))
         logger = logging.getLogger("polymax")
@@ -172,7 +172,7 @@ def plain_errors(stopped: str | Callable[[], str], refused: type[Exception] = OS
     try:
         yield
     except BrokenPipeError:
-        # Python would try once more to hand over what is left
+        # otherwise Python would try to flush the output again at exit
         with suppress(OSError):
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1)

@@ -33,15 +33,15 @@ OPERATORS: dict[str, Callable[[list[int]], int]] = {
     "[FIRST": lambda values: values[0],
     "[LAST": lambda values: values[-1],
     "[PM": lambda values: prod(values) % 10,
-    # of the first two: so it is in all published files that have it
+    # the sum of the first two arguments only, as in all published files with this operator
     "[FLSUM": lambda values: sum(values[:2]) % 10,
 }
-# those of the published task; the others are in further files of its authors
+# operators of the published task; the authors' further files have the others
 PUBLISHED = ("[MIN", "[MAX", "[MED", "[SM")
 TOKENS = (*DIGITS, *OPERATORS, END)
-# the header of the files of the Long Range Arena, whose columns come the other way round
+# the header of files of the Long Range Arena, whose columns are in the other order
 LONG_HEADER = "Source\tTarget"
-# so many expressions in a row that are all known say that there are hardly others
+# known expressions drawn in a row, after which the search for a new one ends
 PATIENCE = 10_000
 
 
@@ -62,7 +62,7 @@ class Expression:
     def __post_init__(self) -> None:
         if not self.tokens:
             raise ValueError("tokens must be an expression; got none")
-        # read, and refused, at once
+        # parse now, so that errors are raised here
         _ = self._parsed
 
     @property
@@ -198,7 +198,7 @@ class Grammar:
     def _tokens(self, uniform: Iterator[float]) -> tuple[str, ...] | None:
         """The tokens of one random expression; None if it breaks the limits."""
         tokens: list[str] = []
-        # how many arguments each open operator still takes
+        # the number of arguments that each open operator still takes
         open_: list[int] = []
         names = self.operators
         while True:
@@ -214,7 +214,7 @@ class Grammar:
                         break
                     open_.pop()
                     tokens.append(END)
-            # without this a grammar whose expressions tend to grow would not come to an end
+            # this ends expressions of grammars in which they grow without bound
             if self.max_tokens is not None and len(tokens) + len(open_) > self.max_tokens:
                 return None
             if not open_:

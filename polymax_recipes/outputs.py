@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-# what a file system says when it, or the share of a user, is full
+# error numbers of a full file system, and of a user's full quota
 FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
@@ -34,7 +34,7 @@ def writable_file(
                 raise ValueError(f"{flag}: {written} is the file that is read as {file}; it must be another one")
     if is_special(out):
         return
-    # a link stays a link: what it leads to is written
+    # a link stays a link: its target is written
     target = Path(os.path.realpath(out))
     if not target.parent.is_dir():
         raise FileNotFoundError(f"{flag}: there is no directory {target.parent}")
@@ -55,7 +55,7 @@ def writable_directory(out: Path, flag: str = "--out") -> None:
         raise PermissionError(f"{flag}: no permission to write into {there}")
     probe = there / f".polymax-{os.getpid()}"
     try:
-        # permissions do not tell all: a mount may be read-only, or not keep files
+        # make a directory, since permissions do not reveal a read-only mount
         probe.mkdir()
         probe.rmdir()
     except OSError as error:
@@ -91,7 +91,7 @@ def atomic_write(file: Path) -> Iterator[Path]:
         yield file
         return
     temporary = part_of(file)
-    # what was left by a process that was killed, and never what a link of this name leads to
+    # remove the file of a killed process, or a link of this name, but never the link's target
     temporary.unlink(missing_ok=True)
     try:
         yield temporary
@@ -127,5 +127,5 @@ def _status(file: Path) -> os.stat_result | None:
         found = os.fstat(0) if str(file) == "-" else os.stat(file)
     except (OSError, ValueError):
         return None
-    # a device may well be read and written
+    # a device may be both read and written
     return found if stat.S_ISREG(found.st_mode) else None

@@ -66,9 +66,9 @@ def _graph(dtype: torch.dtype, device: str) -> Tensor | None:
     return x.grad
 
 
-# the types of scores that kernels are compiled for; those of half precision are computed in float32
+# dtypes of scores for which kernels are compiled; half precision is computed in float32
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
-# what is compiled, by the name that the command prints
+# problems to compile, by the name that the command prints
 PROBLEMS: dict[str, Problem] = {
     "softmax": _mapping(pm.softmax),
     "sparsemax": _mapping(pm.sparsemax),

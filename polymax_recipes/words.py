@@ -10,7 +10,7 @@ import polymax as pm
 from polymax_recipes.training.task import Measured
 
 LOSSES = ("cross-entropy", "entmax", "sparsemax")
-# what is added to the probability of every word, where some have none
+# the number added to every probability, since some are 0
 EPSILON = 1e-6
 
 

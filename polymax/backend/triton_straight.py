@@ -9,7 +9,7 @@ from typing import Any
 
 import triton
 
-# how the arguments of a kernel are passed on: one after the other, or as a tuple after its annotations and signature
+# _APART: arguments are passed one after the other; _TOGETHER: as a tuple after annotations and signature
 _APART, _TOGETHER = triton.__version__.startswith("3.6."), triton.__version__.startswith("3.7.")
 
 

@@ -32,7 +32,7 @@ def constant(value: float, dims: int, dtype: torch.dtype, device: torch.device) 
     return torch.full((1,) * dims, value, dtype=dtype, device=device)
 
 
-# by dtype: the range from which on a row is computed in a smaller unit, and this unit
+# for each dtype, the range beyond which a row is computed in a smaller unit, and this unit
 UNITS = {torch.float64: (1e250, 2.0**-300), torch.float32: (1e28, 2.0**-40)}
 
 

@@ -168,7 +168,7 @@ class Walk(Distribution):
             flat = torch.cat([t.flatten(-d) for t, d in zip(tensors(y), dims, strict=True)], -1)
         lead = flat.shape[: flat.dim() - 1 - len(tree.batch)]
         copies = lead.numel()
-        # no parts but those of y, and of these as many as there are: one derivation is left
+        # forbid parts outside of y, and use each part of y as often as y does: one derivation remains
         wanted = flat.reshape(-1, tree.graph.parts).double()
         allowed = torch.where(wanted > 0, 1.0, -torch.inf).double()
         arrays, roots = tree.graph.arrays, tree.roots.repeat(copies)

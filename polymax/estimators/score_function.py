@@ -108,7 +108,7 @@ class ScoreFunction(nn.Module):
         each = found.log_prob(actions)
         joint = isinstance(loss_fn, JointLoss)
         log_probs = together(each, joint)
-        # an instance that has no structure has a sum of 0, and draws that are none
+        # an instance without a structure has a sum of 0, and its draws do not count
         counted = ~torch.isinf(log_probs)
         given = _losses(loss_fn, y, each.shape)
         losses = torch.where(counted, wide(given), 0)

@@ -221,7 +221,7 @@ class FactorGraph(Structure):
             if not fits:
                 raise ValueError(f"at of the factors has the batch {tuple(lead)}; variables have {tuple(batch)}")
             lead = batch
-        # lengths and graphs that differ belong to a batch; one graph does not
+        # the key has the batch only if lengths or graphs differ between instances
         key = (batch if lead or self._lengthy else torch.Size(), device)
         known: dict[Any, Compiled] = self._known  # type: ignore[attr-defined]
         if key not in known:

@@ -76,7 +76,7 @@ def _searched(graph: FactorGraph, scores: tuple[Tensor, ...], b: int, max_nodes:
     root = graph.linear_relaxation(*scores)
     if not bool(root.feasible):
         return tuple(torch.zeros_like(t) for t in scores)
-    # the highest bound first; each entry has the values that its branch has set
+    # a heap with the highest bound first; each entry has the values set in its branch
     queue: list[tuple[float, int, Any, dict[int, float]]] = [(-_value(graph, root, scores), next(order), root, {})]
     solved = 1
     while queue:

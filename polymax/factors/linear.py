@@ -17,10 +17,10 @@ if TYPE_CHECKING:
 
 # integral variables are at most this far from 0 or 1
 _INTEGRAL = 1e-7
-# steps towards the best point: their largest number; the length of the first two, which is the largest score times the
-# rate; the factor by which each step is longer than the one before, while the point moves; and the largest length
+# steps towards the best point: _STEPS at most; _FIRST is the length of the first two, the largest score times the rate;
+# each step is _LONGER times as long as the one before while the point moves, up to _LONGEST
 _STEPS, _FIRST, _LONGER, _LONGEST = 200, 4.0, 8.0, 5e5
-# a step does not move the point if no variable moves by more than the first, plus the second times the step's length
+# a step does not move the point if no variable moves by more than _STILL + _ROUNDING times the step's length
 _STILL, _ROUNDING = 1e-9, 1e-14
 # the sizes of nudges that break ties, relative to the largest score: the second is tried after the first
 _NUDGES = 1e-3, 1e-6
@@ -96,7 +96,7 @@ def _best(graph: "FactorGraph", scores: tuple[Tensor, ...], start: Tensor | None
     if bool((length > _FIRST).any()):
         solved = step(mu, first)
         rounds = rounds + solved.agreed.rounds
-    # if the point still moves after the last step, the residual says so
+    # if the point still moves after the last step, the residual is not small
     short = torch.where(moved > _STILL + _ROUNDING * length, moved, 0) if mu.numel() else solved.agreed.residual
     residual = torch.maximum(solved.agreed.residual, short)
     return replace(solved, agreed=replace(solved.agreed, rounds=rounds, residual=residual))

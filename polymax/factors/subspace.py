@@ -15,12 +15,12 @@ from torch import Tensor
 from polymax.factors.blocks import Block
 from polymax.factors.rows import Rows
 
-# the most turns of conjugate gradients, for each constraint, and in all
+# conjugate gradients take at most _TURNS turns for each constraint, and at most _MOST turns
 _TURNS, _MOST = 2, 1000
 # the squared norm of the residual at which conjugate gradients end, relative to the first
 _ENOUGH = 1e-29
-# the most constraints, and the most numbers in all, of systems solved by eigenvectors instead; smaller eigenvalues than
-# the last count as 0: their constraints are dependent
+# systems of at most _DENSE constraints and _NUMBERS numbers are solved by eigenvectors instead; relative eigenvalues
+# below _RANK count as 0, those of dependent constraints
 _DENSE, _NUMBERS, _RANK = 160, 500_000, 1e-10
 
 
@@ -56,7 +56,7 @@ class Subspace:
         enough = _ENOUGH * rr + 1e-300
         for turn in range(min(_TURNS * missed.shape[1] + 20, _MOST)):
             running = rr > enough
-            # to read the answer from a device costs time: only every 8 turns
+            # every 8 turns, since reading a value from a device costs time
             if turn % 8 == 0 and not bool(running.any()):
                 break
             q = self.violation(torch.where(self.free, self.adjoint(p), 0))

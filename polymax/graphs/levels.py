@@ -25,7 +25,7 @@ from polymax.backend.cpu_arrays import memory
 from polymax.backend.function import constant, outside_transforms
 from polymax.graphs.graph import Graph
 
-# of weights at arguments a, along da, by the dim of a maximum
+# the change of weights at arguments a along da; the integer is the dim of the maximum
 Changes = Callable[[Tensor, Tensor, int], Tensor]
 
 
@@ -88,7 +88,7 @@ class Levels:
         p = torch.empty_like(arguments)
         for rise in self.rises:
             a = arguments[rise.edges]
-            # a maximum over one is itself, and not over -inf
+            # the maximum of one argument is that argument; its weight is 1, but not at -inf
             p[rise.edges] = _sure(a) if a.shape[1] == 1 else omega.argmax(a, dim=1)
         return p
 
@@ -99,7 +99,7 @@ class Levels:
         for fall in self.falls:
             visits[fall.nodes] += q[fall.above].sum(1)
             reached = visits[self.heads[fall.below]]
-            # weights at nodes that the root does not reach may be anything
+            # weights at nodes that the root does not reach are undefined
             q[fall.below] = torch.where(reached == 0, 0, p[fall.below] * reached)
         return q[:-1], visits
 

@@ -36,7 +36,7 @@ class Derivations:
     batch: torch.Size
     # (*lead, B, parts) -> indicators or marginals in the structure's own shape
     shaped: Callable[[Tensor], Parts]
-    # a structure, of whatever leading dims, to its parts (*lead, parts); as they are where it is None
+    # maps a structure with any leading dims to its parts (*lead, parts); None for the identity
     flat: Callable[[Tensor], Tensor] | None = None
 
     def problem(self) -> Problem:
@@ -103,7 +103,7 @@ def _derivable_parts(graph: Graph, root: int) -> np.ndarray:
         first, tails, part = (memory(t.cpu()) for t in graph.arrays)
     used, seen = np.zeros(graph.parts + 1, bool), np.zeros(graph.nodes + 1, bool)
     seen[root] = True
-    # heads come after tails, and the last place is for tails and parts that are not there
+    # heads come after tails, and the last place is for absent tails and parts
     for node in range(root, -1, -1):
         if seen[node]:
             edges = slice(first[node], first[node + 1])

@@ -31,7 +31,7 @@ def omega_of_choices(mu: Derivations, omega: Regularizer) -> Tensor | None:
     carries = (graph.part >= 0)[:, None]
     at_root = heads[:, None] == mu.roots
     into = torch.bincount(heads, minlength=graph.nodes)[heads][:, None]
-    # choices that leave no trace in the parts can be told at the root alone
+    # hyperedges without a part are only known at the root
     if bool((reached & ~carries & (into > 1) & ~at_root).any()) or not _parts_are_distinct(graph.part, reached):
         return None
     q = torch.where(reached & carries, of_edges(mu.scores, graph.part), 0)
@@ -77,7 +77,7 @@ def _silent_choices(q: Tensor, silent: Tensor, unknown: Tensor, levels: Levels) 
 
     from_unknown, into_unknown = above(unknown.to(q.dtype)), _summed(unknown.to(q.dtype), heads, nodes + 1)
     derived = torch.bincount(heads, minlength=nodes + 1)[:, None] > 0
-    # the node after the last is no node
+    # the node after the last stands for absent tails
     known = (from_unknown == 1) & (into_unknown == 0) & derived
     known[-1] = False
     left = (_summed(q, heads, nodes + 1) - above(q)).clamp(min=0)

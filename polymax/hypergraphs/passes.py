@@ -73,7 +73,7 @@ class Slopes:
 
     def slope(self: Any, tensors: tuple[Tensor, ...], v: Tensor, chart: Tensor, g: Tensor) -> tuple[Tensor, ...]:
         """The derivative of g v in each score tensor."""
-        # g, but NaN where the value is: g * _one(v) in one operation
+        # g, but NaN if the value is NaN: g * _one(v) in one operation
         return self.outside(tensors, chart, v.clamp(g, g))
 
     def mean(
@@ -95,7 +95,7 @@ class Slopes:
         return self.tangent(tensors, chart, g, _materialized(self, tensors, along))[1:]
 
 
-# these two are made at every call, and not frozen: that takes four times as long to make
+# not frozen: both are made at every call, and a frozen dataclass takes four times as long to make
 @dataclass(eq=False)
 class KernelPasses(Slopes):
     """The passes of a kernel folder, for one alpha."""
@@ -140,7 +140,7 @@ class Problem:
     tensors: tuple[Tensor, ...]
     batch: torch.Size
     shaped: Callable[[tuple[Tensor, ...]], Parts]
-    # the shape of the last expectation, where it is larger than scores that instances or steps share
+    # the shape of the last expectation if it is larger than its scores, which instances or steps then share
     full: torch.Size | None = None
 
     def value(self, smoothing: Any) -> Tensor:
@@ -179,7 +179,7 @@ class _Value(Function):
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: tuple[Tensor, Tensor]) -> None:
         ctx.passes, *tensors = inputs
-        # no zeros for a chart that nobody derives
+        # no zeros for the gradient of the chart, which is not used
         ctx.set_materialize_grads(False)
         ctx.mark_non_differentiable(output[1])
         ctx.save_for_backward(*output, *tensors)

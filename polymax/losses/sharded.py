@@ -175,7 +175,7 @@ def of_words(
     real = torch.promote_types(rows.dtype, torch.float32)
     each = torch.where(valid, 1.0, 0.0).to(real)
     if classes is not None:
-        # all processes hand over one dtype, those without words too
+        # all processes send one dtype, also processes without words
         own = classes.to(real)[at.clamp(min=0)] if len(classes) else torch.zeros_like(each)
         each = split.total(torch.where(mine, own, torch.zeros_like(own)))
     spread = None
@@ -285,7 +285,7 @@ class Split:
         local, slopes = [], []
         for m, axis in enumerate(place.axes):
             local.append(place._place(arguments["hidden"].tensor, 1, axis)[0])
-            # each process has the gradient by way of its own words
+            # each process has the part of the gradient that its words give
             slopes.append(Sum() if m in by_words else local[-1])
         self.hidden: Tensor = arguments["hidden"].tensor.redistribute(mesh, local).to_local(grad_placements=slopes)
         self._mesh, self._by_words = mesh, by_words

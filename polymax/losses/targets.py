@@ -45,7 +45,7 @@ class Whole:
         terms = smooth.structure.compact.terms(self.index, *scores)
         omega = smooth.omega_at(self.index, *scores)
         if isinstance(omega, Tensor) or scores[0].device.type != "cpu":
-            # Omega is one more large number to subtract, and other devices sum chains in another order, which rounds
+            # in float64: Omega is another large term to subtract, and other devices sum chains in another order
             scores, terms = tuple(x.double() for x in scores), terms.double()
         shifted, gold = smooth.structure.compact.shift_to_target(terms, *scores)
         gold = torch.where((terms == -torch.inf).any(-1), -torch.inf, gold - omega)

@@ -77,7 +77,7 @@ class BeamSPINN(nn.Module):
             allowed = machine.allowed()
             tracked = reader.track(machine.seen, tracked)
             log_p = log_probs(reader.act(tracked, allowed)).reshape(batch, k, 2)
-            # all parses of a sentence take as many steps: those that are done stay
+            # all parses of a sentence take equally many steps: finished sentences keep their beam
             done = ~allowed.reshape(batch, k, 2).any(-1)
             stay = torch.stack([total, torch.full_like(total, -torch.inf)], -1)
             extended = torch.where(done.unsqueeze(-1), stay, total.unsqueeze(-1) + log_p).flatten(1)

@@ -177,7 +177,7 @@ class BlockRoutedAttention(nn.Module):
         number = torch.arange(blocks, device=device)
         at = (first // self.block)[:, None]
         if call.is_causal:
-            # blocks after the first query's are seen by later queries of its block alone, key by key
+            # blocks after the first query's block are on, too: later queries of its group see some of their keys
             always = number > at - self.window
             candidates = number <= at - self.window
         else:

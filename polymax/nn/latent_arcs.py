@@ -9,7 +9,7 @@ from torch.autograd.function import once_differentiable
 
 from polymax.backend.function import apply_function
 
-# the most numbers of pairs of tokens in memory at once: small enough for caches, large enough for a launch
+# numbers in memory at once, for pairs of tokens: few enough for caches, enough for a launch
 _AT_ONCE = 1 << 21
 
 

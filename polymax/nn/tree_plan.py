@@ -80,7 +80,7 @@ def binary_plan(transitions: Tensor, n: int, at: Tensor | None = None) -> TreePl
         >>> plan.levels
         (Level(composed=0, tokens=2, children=0), Level(composed=1, tokens=1, children=2))
     """
-    # compiled, and not needed to import polymax
+    # imported here: a compiled file, which `import polymax` does not need
     from polymax.nn.tree_levels import binary_levels
 
     steps = check_transitions(transitions.cpu()).contiguous()

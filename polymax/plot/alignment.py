@@ -61,7 +61,7 @@ def alignment(mu: Any, x: Any = None, y: Any = None, *, path: Any = None, ax: An
 def _draw_path(ax: Any, cells: np.ndarray, few: bool) -> None:
     from matplotlib.patheffects import withStroke
 
-    # a long path is thinner: it is in the way of the cells that it crosses
+    # a long path is thinner, since it hides the cells that it crosses
     width = 1.7 if few else 1.2
     outline = [withStroke(linewidth=1.8 * width, foreground="white")]
     look = {"marker": "o", "markersize": 3.5} if few else {}
@@ -70,7 +70,7 @@ def _draw_path(ax: Any, cells: np.ndarray, few: bool) -> None:
 
 
 def _draw_series(ax: Any, left: np.ndarray | None, top: np.ndarray | None) -> None:
-    # both are equally deep on the page, whatever the shape of the axes
+    # both panels of series are equally deep on the page, whatever the shape of the axes
     box = ax.get_window_extent()
     depth, gap = 0.2 * min(box.width, box.height), 0.02 * min(box.width, box.height)
     if left is not None:
@@ -112,7 +112,7 @@ def _cells(path: Any, shape: tuple[int, ...]) -> np.ndarray:
     if y.shape != shape:
         raise ValueError(f"path must be {shape}, the shape of mu; got {y.shape}")
     cells = np.argwhere(y == 1)
-    # every step makes row + column larger
+    # in path order: every step increases row + column
     cells = cells[np.argsort(cells.sum(1), kind="stable")]
     steps = np.diff(cells, axis=0)
     # single steps, or pairs with gaps between them

@@ -9,7 +9,7 @@ from polymax.plot.canvas import INK, array, new_axes
 from polymax.plot.sequence import BLUE, points, shades, words
 from polymax.plot.words import SIZE, text_width, write_ticks, write_word
 
-# points: of labels, of the room beside words and labels, and of the part of a word on which arcs begin and end
+# in points: the size of labels, the room beside words and labels, and the width on a word for the ends of arcs
 LABEL, GAP, REACH = 8.0, 8.0, 12.0
 # inches
 LEVEL = 0.25
@@ -52,7 +52,7 @@ def dependencies(
         ax = new_axes(max(1.2, width / 72), 0.4 + LEVEL * (top + 1))
         scale = 1.0
     else:
-        # what is drawn into less space is smaller
+        # in a narrow figure, texts are smaller
         room = points(ax)
         scale = min(1.0, room[0] / width, room[1] / (72 * LEVEL * (top + 1)))
     ends = _ends(above, x, tokens)
@@ -98,7 +98,7 @@ def _places(heads: Sequence[int], tokens: Sequence[str], names: Sequence[str]) -
     halves = [text_width(token) / 2 + GAP / 2 for token in tokens]
     gaps = [a + b for a, b in zip(halves, halves[1:])]
     arcs = [(head, word) for word, head in enumerate(heads, 1) if head]
-    # shorter ones first: what they need, longer ones have already
+    # shorter arcs first: longer arcs contain their space
     for head, word in sorted(arcs, key=lambda arc: abs(arc[0] - arc[1])):
         inside = slice(min(head, word) - 1, max(head, word) - 1)
         need = text_width(names[word - 1]) * LABEL / SIZE + GAP

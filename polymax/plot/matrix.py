@@ -132,7 +132,7 @@ def _weights(weights: Any, rows: Sequence[str], columns: Sequence[str]) -> np.nd
 def figure_size(rows: Sequence[str], columns: Sequence[str], colorbar: bool = False) -> tuple[float, float]:
     """The size of the figure in inches: the cells, the words beside them, and the slanted words above them."""
     beside, above = ([text_width(text) / 72 for text in Lettering(words).texts] for words in (rows, columns))
-    # a slanted word is as wide as it reaches over the last column
+    # add the width by which slanted words reach beyond the last column
     over = max(width * np.cos(np.radians(SLANT)) - 0.42 * place for place, width in enumerate(reversed(above)))
     width = 0.42 * len(columns) + 0.8 * colorbar + 0.3 + max(0.9, max(beside) + max(over, 0.0))
     return width, 0.32 * len(rows) + 0.3 + max(0.6, max(above) * np.sin(np.radians(SLANT)))

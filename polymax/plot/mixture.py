@@ -95,7 +95,7 @@ def support(
 
 
 def _draw(structure: Any, parts: list[Any], tokens: Any, others: Any, ax: Any) -> None:
-    # how people store structures is how they are drawn
+    # the compact form chooses the picture
     match structure.compact:
         case Heads():
             arcs(parts[0], tokens, ax=ax)

@@ -9,7 +9,7 @@ import torch
 from polymax.plot.canvas import INK, array, new_axes
 from polymax.plot.words import Lettering, text_width, write_legend, write_word
 
-# vertex, edge, inside: colours that stay apart in grey and for colour-blind eyes
+# vertex, edge, inside: colours that differ in grey and for colour-blind readers
 SUPPORT = {1: "#b2182b", 2: "#ef8a1d", 3: "#2166ac"}
 CORNERS = np.array([[0.0, 0.0], [1.0, 0.0], [0.5, np.sqrt(0.75)]])
 
@@ -75,7 +75,7 @@ def simplex(regularizer: Any, scores: Any = None, *, ax: Any = None, labels: Seq
         ax = new_axes(3.6 + beside, 3.4)
     _shade(ax, regularizer)
     points, repeats = np.unique(array("argmax", regularizer.argmax(s)), axis=0, return_counts=True)
-    # a few dots can be large, a grid of them cannot
+    # the more dots, the smaller they are
     base = min(18.0, 180 / np.sqrt(len(s)))
     for size, color in SUPPORT.items():
         chosen = (points > 0).sum(1) == size
@@ -111,7 +111,7 @@ def _shade(ax: Any, regularizer: Any) -> None:
     omega = array("omega", regularizer.omega(torch.as_tensor(p)))
     x, y = (p @ CORNERS).T
     finite = np.isfinite(omega)
-    # a regularizer that is constant on its domain has nothing to shade
+    # a constant regularizer has no shading
     if finite.sum() < 3 or np.ptp(omega[finite]) < 1e-9:
         return
     triangles = Triangulation(x, y)

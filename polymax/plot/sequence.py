@@ -8,7 +8,7 @@ import numpy as np
 from polymax.plot.canvas import FAINT, array, new_axes
 from polymax.plot.words import SIZE, Lettering, text_width, write_ticks
 
-# the darkest of the blues of attention, and an orange that stays apart from it in grey and for colour-blind eyes
+# the darkest blue of attention, and an orange that differs from it in grey and for colour-blind readers
 BLUE = "#08519c"
 PATH = "#ef8a1d"
 
@@ -43,7 +43,7 @@ def sequence(
     from matplotlib import colormaps
     from matplotlib.collections import LineCollection
 
-    # grey rows, since a rule along a tag could be read as a line from tag to tag
+    # grey rows, since rules could be read as lines between tags
     for k in range(0, s, 2):
         ax.axhspan(k - 0.5, k + 0.5, color=FAINT, linewidth=0, zorder=0)
     ax.set(ylim=(s - 0.5, -0.5))
@@ -88,7 +88,7 @@ def sentence_axes(ax: Any, tokens: Sequence[str], height: float, margin: float =
     n = len(tokens)
     if ax is not None:
         return ax, points(ax)[0] / n
-    # a page is only so wide: the tokens of long sentences are made to fit by `token_axis`
+    # the width is bounded: `token_axis` fits the tokens of long sentences
     spacing = min(max(36.0, _room(tokens)), max(80.0, 800 / n), max(20.0, 1000 / n))
     below = 0.0 if _upright(tokens, spacing) else 0.5**0.5 * max(map(text_width, tokens)) / 72
     return new_axes(max(1.2, margin + n * spacing / 72), height + below), spacing

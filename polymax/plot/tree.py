@@ -18,7 +18,7 @@ from polymax.plot.sequence import (
 )
 from polymax.plot.words import SIZE, text_width, write_word
 
-# numbers below this one would hide what is likely
+# smaller probabilities are not written
 LEAST = 0.05
 # the arcs of a head leave its word farther from the middle than the arc from its own head arrives
 LEAVE, ARRIVE = 0.2, 0.08
@@ -166,7 +166,7 @@ def _draw_brackets(
     for (i, j), row in spans.items():
         order = [k for k in np.argsort(-row, kind="stable") if row[k] >= LEAST]
         parts = [f"{names[k] if names else ''} {_number(row[k])}".strip() for k in order]
-        # as many as leave a little of the bracket to be seen
+        # as many labels as fit into the bracket
         room = (j - i + 0.8) * spacing * SIZE
         while len(parts) > 1 and text_width("  ".join(parts)) * size > room:
             parts.pop()

@@ -10,11 +10,11 @@ from polymax.plot.canvas import MISSING
 
 # points
 SIZE = 10.0
-# longer words are shortened in their middle: one address on the web must not make a picture a metre wide
+# longer words, such as web addresses, are shortened in the middle
 LONGEST = 60
-# what stands for a letter that no font has, and how many such letters a warning shows
+# BOX replaces letters that no font has; a warning shows at most SHOWN of them
 BOX, SHOWN = "□", 10
-# fonts of symbols, whose letters are others than their numbers say
+# fonts whose glyphs do not belong to their code points
 ODD = ("cm", "STIXNonUnicode", "STIXSize", "Last Resort")
 
 
@@ -113,7 +113,7 @@ def _families(letters: set[int]) -> tuple[list[str], set[int]]:
         raise ImportError(MISSING) from error
     own = FontProperties().get_family()
     known = set().union(*(_charmap(findfont(FontProperties(family=[family]))) for family in own))
-    # letters that nothing draws need no font
+    # invisible characters need no font
     missing = {letter for letter in letters - known if category(chr(letter)) not in ("Zs", "Cf")}
     chosen: list[str] = []
     for name, file in _plain_fonts() if missing else ():

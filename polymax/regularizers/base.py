@@ -74,7 +74,7 @@ class Regularizer(ABC):
             value = _smoothed_max(scaled, y, rows.omega_rows(y.detach(), keep))
         # a row of -inf has no derivative in gamma either
         dead = (scores == -torch.inf).all(-1)
-        # what weights sum to is known, so that a shift by the maximum moves out of the sum, where it would cost digits
+        # the sum of the weights is known: add the maximum to the value, where it costs no digits
         whole = torch.where(dead, 0, value) * rows._gamma_of_rows() + rows.mass * top.squeeze(-1)
         return torch.where(dead, -torch.inf, whole).to(x.dtype)
 

@@ -19,11 +19,11 @@ from polymax.kernels.capped import capped, capped_backward
 from polymax.regularizers.base import Regularizer
 from polymax.regularizers.entropies import Gini, Shannon, positive
 
-# by how much bounds may miss a sum of 1: they are often computed
+# tolerance for bounds whose sums miss 1, since bounds are often computed
 SLACK = 1e-6
-# where numbers of half precision are compared
+# the dtypes in which numbers of half precision are compared
 _WIDE = dict.fromkeys((torch.float16, torch.bfloat16), torch.float32)
-# weights that one thread looks at sooner than several
+# up to this number of weights, one thread is faster than several
 _FEW = 1 << 14
 
 
@@ -58,15 +58,15 @@ class Bounded(Regularizer):
 
     def argmax_rows(self, x: Tensor) -> Tensor:
         numbers = not isinstance(self.lower, Tensor) and not isinstance(self.upper, Tensor)
-        # numbers that do not fit leave NaN, which is looked for after; of tensors, each entry is looked at before
+        # infeasible numbers give NaN, which is tested afterwards; tensors are tested before
         if not numbers or self.lower > self.upper:
             _feasible(x, self.lower, self.upper)
-        # an abstract class takes its time to say what is an instance of it
+        # isinstance is slow for abstract classes
         entropic = type(self.base) is not Gini and isinstance(self.base, Shannon)
         if numbers and bare(x) and x.dtype.itemsize >= 4:
             bounds = _numbers.kept(self.lower, self.upper, 1.0, x.dim(), x.dtype, x.device)
             y = capped.cpu(x, *bounds, entropic)
-            # NumPy takes half the time of torch for a sum of few weights, which are finite or NaN
+            # the weights are finite or NaN, so that a sum is a test; for few weights NumPy is twice as fast as torch
             few = memory(y) if y.numel() <= _FEW else None
             bad = math.isnan(y.sum() if few is None else np.vdot(few, few))
         else:
@@ -182,8 +182,7 @@ def _capped_gradients(ctx: Any, v: Tensor) -> tuple[Tensor | None, ...]:
     direction = wide(v)
     at_upper = keep & (y >= upper.to(y.dtype))
     at_lower = keep & (y <= lower.to(y.dtype)) & ~at_upper
-    # free entries share what bounds leave: their weights s, and minus the mean, is the Jacobian
-    # 1 is written so that a row of NaN keeps it
+    # the Jacobian on the free entries: diag of their weights s, less the mean; s is written so that NaN rows stay NaN
     s = torch.where(keep & ~at_upper & ~at_lower, y if ctx.entropic else 0 * y + 1, 0.0)
     mass = s.sum(-1, keepdim=True)
     mean = (s * direction).sum(-1, keepdim=True) / torch.where(mass == 0, 1, mass)

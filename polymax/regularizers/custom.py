@@ -127,7 +127,7 @@ def conjugate_gradients(fn: Callable[[Tensor], Tensor], p: Tensor, v: Tensor) ->
     mass = inverse.sum(-1, keepdim=True).clamp(min=torch.finfo(p.dtype).tiny)
 
     def centre(r: Tensor) -> Tensor:
-        # a constant is the multiplier of the sum; without it, r goes to 0 and inverse * r sums to 0
+        # a constant is the multiplier of the sum; without the constant, r goes to 0 and inverse * r sums to 0
         return torch.where(support, r - (inverse * r).sum(-1, keepdim=True) / mass, 0)
 
     r = centre(torch.where(support, v, 0))
@@ -164,7 +164,7 @@ def _derivatives(fn: Callable[[Tensor], Tensor], p: Tensor, w: Tensor | None) ->
     graph = torch.is_grad_enabled()
     with torch.enable_grad():
         point = p.view_as(p) if p.requires_grad else p.detach().requires_grad_()
-        # an entry of exactly 0 is outside the face: a constant, a hair inside, where derivatives are finite
+        # an entry of exactly 0 is outside the face: use a constant slightly above 0, where derivatives are finite
         inside = torch.where(p > 0, point, torch.finfo(p.dtype).eps ** 2)
         (out,) = torch.autograd.grad(fn(inside).sum(), point, create_graph=graph or w is not None)
         if w is not None:
@@ -191,7 +191,7 @@ def _solve(omega: Custom, x: Tensor) -> Tensor:
     # no weight is left that far below the top, and products with the scores do not overflow
     scores = torch.where(keep, x - top, 0).clamp(min=-(torch.finfo(x.dtype).max ** 0.5))
     eps = torch.finfo(x.dtype).eps
-    # the last Newton step is taken too, and squares what is left
+    # the last Newton step is taken, too, and squares the remaining error
     tol = omega.tol if omega.tol is not None else eps**0.75
     p = torch.where(keep, 1.0, 0.0).to(x.dtype) / keep.sum(-1, keepdim=True).clamp(min=1)
     omega.omega_rows(p)
@@ -208,7 +208,7 @@ def _solve(omega: Custom, x: Tensor) -> Tensor:
     value, g = objective(p), slope(p)
     size = torch.ones_like(value)
     for iteration in range(omega.max_iter):
-        # an entry that vanishes would hold up Newton, whose steps it cuts short: it is left to the projection
+        # a vanishing entry would shorten Newton's steps: it is left to the projection
         vanishing = (p < eps**2) & (g > (g * p).sum(-1, keepdim=True))
         newton = conjugate_gradients(omega.fn, torch.where(vanishing, 0, p), -g)
         residual = torch.maximum(newton.abs().amax(-1, keepdim=True), _outside(p, g, keep))

@@ -26,7 +26,7 @@ def traced_argmax(omega: "Custom", x: Tensor) -> Tensor:
     """The mapping of rows; differentiable once, in the scores and in tensors that fn closes over."""
     scores = wide(x)
     number = _number(omega.fn)
-    # torch.compile guards the identity of what it has taken the id of
+    # reading the id makes torch.compile guard the identity of the function
     id(omega.fn)
     tol = -1.0 if omega.tol is None else float(omega.tol)
     p = custom_argmax(scores.detach(), number, omega.max_iter, tol)
@@ -59,7 +59,7 @@ class _Implicit(Function):
 
 def _slope(fn: Callable[[Tensor], Tensor], p: Tensor) -> Tensor:
     """grad Omega(p) on the support, recorded for the tensors of fn."""
-    # an entry of exactly 0 is outside the face: a constant, a hair inside, where derivatives are finite
+    # an entry of exactly 0 is outside the face: use a constant slightly above 0, where derivatives are finite
     inside = torch.where(p > 0, p, torch.finfo(p.dtype).eps ** 2)
     return torch.where(p > 0, torch.func.grad(lambda q: fn(q).sum())(inside), 0)
 
@@ -70,7 +70,7 @@ def _number(fn: Callable[[Tensor], Tensor]) -> int:
     return id(fn)
 
 
-# what torch.compiler.assume_constant_result sets, but it imports the whole of torch.compile
+# torch.compiler.assume_constant_result sets this mark, but imports all of torch.compile
 _number._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 

@@ -151,7 +151,7 @@ class _Hardmax(Function):
             return x.clone()
         top = x.amax(-1, keepdim=True)
         index = torch.arange(x.shape[-1], device=x.device)
-        # the smallest index among ties: argmax alone does not promise which
+        # the smallest index among ties, which argmax does not guarantee
         first = torch.where(x == top, index, x.shape[-1]).amin(-1, keepdim=True)
         y = (index == first) & (top > -torch.inf)
         return torch.where(torch.isnan(top), torch.nan, y.to(x.dtype))
@@ -164,6 +164,6 @@ class _Hardmax(Function):
     def backward(ctx: Any, v: Tensor) -> Tensor:
         if not torch.is_grad_enabled():
             return torch.zeros_like(v)
-        # 0, but a function of the scores, whose derivative is 0
+        # zeros that depend on the scores, with derivative 0
         (y,) = ctx.saved_tensors
         return torch.where(torch.zeros_like(y, dtype=torch.bool), y, 0)

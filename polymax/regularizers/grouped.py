@@ -19,7 +19,8 @@ from polymax.kernels.grouped import reference
 from polymax.regularizers.base import Regularizer
 from polymax.regularizers.entropies import Gini, positive
 
-# rounds of the alternating directions for groups that overlap, when they end, and what counts as no weight
+# alternating directions for overlapping groups: at most _ROUNDS, until changes are below _CLOSE; norms below _NOTHING
+# count as 0
 _ROUNDS, _CLOSE, _NOTHING = 5000, 1e-11, 1e-8
 
 
@@ -78,7 +79,7 @@ class Grouped(Regularizer):
         p = _overlapping(torch.where(keep, scores - top, 0), keep, members, prices)
         # a row with a NaN is NaN
         bad = scores.isnan().any(-1, keepdim=True)
-        # by the factor, derivatives are NaN in its row, and in no other
+        # this factor makes derivatives NaN in rows with NaN, and in no others
         p = torch.where(bad, scores * torch.where(bad, torch.nan, 0.0), p)
         return torch.where(alive & keep, p, 0).to(wide(x).dtype)
 
@@ -87,7 +88,7 @@ class Grouped(Regularizer):
         kept = torch.ones_like(p, dtype=torch.bool) if keep is None else keep
         sizes = kept.double() @ members
         squares = p.double().square() @ members
-        # the norm of a group without weight has no slope that counts
+        # the slope of the norm of a group without weight is not used
         norms = torch.where(squares > 0, torch.where(squares > 0, squares, 1).sqrt(), 0)
         strength = self.strength.double() if isinstance(self.strength, Tensor) else self.strength
         penalty = (strength * (sizes.sqrt() * norms)).sum(-1)
@@ -240,10 +241,10 @@ def _alternating(z: Tensor, keep: Tensor, members: Tensor, prices: Tensor) -> tu
     shrunk = prices / weight
     forbidden = torch.where(keep, z, -torch.inf)
     p = Gini().argmax(forbidden)
-    # copies (*batch, n, groups), and by how much they have differed from the entries
+    # copies (*batch, n, groups), and the sums of their differences from the entries
     copies = p.unsqueeze(-1) * members
     apart = torch.zeros_like(copies)
-    # a row ends by itself, so that no other row changes it
+    # each row ends separately, so that the result does not depend on other rows
     going = torch.ones_like(p[..., :1], dtype=torch.bool)
     for _ in range(_ROUNDS):
         pulled = ((copies - apart) * members).sum(-1) + spare * p
@@ -260,7 +261,7 @@ def _alternating(z: Tensor, keep: Tensor, members: Tensor, prices: Tensor) -> tu
         going = going & (moved.amax(-1, keepdim=True) > _CLOSE)
         if not bool(going.any()):
             break
-    # an entry has weight where all of its groups have
+    # an entry has weight if all of its groups have weight
     used = (copies.square().sum(-2).sqrt() > _NOTHING).double()
     lost = ((1 - used).unsqueeze(-2) * members).sum(-1) > 0
     return p, keep & ~lost & (p > _NOTHING)

@@ -15,7 +15,7 @@ from polymax.kernels import threshold as kernels
 from polymax.kernels.threshold import reference
 from polymax.kernels.tsallis_slope import tsallis_slope
 
-# d/dalpha of the gradient of Omega at y, up to a constant along the row
+# the derivative in alpha of the gradient of Omega at y, up to a constant along the row
 Sensitivity = Callable[[Tensor, Tensor], Tensor]
 
 

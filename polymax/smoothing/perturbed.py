@@ -82,7 +82,7 @@ class Perturbed(Smoothing):
         """gamma, the scores in the shape of structures, and noise (samples, ...) for each of their tensors."""
         full = self.structure.full(*checked_scores(scores))
         gamma = torch.as_tensor(self.gamma, dtype=full[0].dtype, device=full[0].device)
-        # a derivative in a score is estimated from the noise on it: transitions get theirs too
+        # transitions get noise, too, since a derivative in a score is estimated from the noise on it
         return gamma, *full, *(self.noise.sample(x, (self.samples,), generator) for x in full)
 
     def _noisy(self, drawn: tuple[Tensor, ...]) -> tuple[Structure, tuple[Tensor, ...]]:
@@ -117,7 +117,7 @@ class _Values(Function):
         gamma, scores, noise = _unpack_draws(drawn)
         y = tensors(ctx.op._best(drawn))
         if not torch.compiler.is_compiling():
-            # a compiled backward pass is not derived again
+            # a compiled backward pass is not differentiated again
             y = apply_function(_Vertices, ctx.op, *y, *drawn)
         dims = ctx.op.structure.event_dims(*scores)
         grads = tuple((_beside(g, d) * v).sum(0) for v, d in zip(y, dims, strict=True))
@@ -153,7 +153,7 @@ class _Vertices(Function):
         grads = tuple((_beside(gain, d) * s).sum(0) for s, d in zip(slopes, dims, strict=True))
         wider = None
         if ctx.needs_input_grad[1 + count]:
-            # a wider density is lower: its derivative in gamma is that along z, less one for each part
+            # the derivative of the density in gamma is the derivative along z, less one for each part
             parts = sum(m.flatten(m.dim() - d).sum(-1) for m, d in zip(masks, dims, strict=True))
             wider = (gain * (_inner(slopes, noise, dims) - parts)).sum_to_size(gamma.shape)
         return None, *(None for _ in y), wider, *grads, *(None for _ in noise)

@@ -9,9 +9,9 @@ from torch import Tensor
 import polymax as pm
 from polymax_recipes.bracket.model import SMOOTHINGS, Scored, used_labels, with_labelled_root
 
-# trees that are listed where every one has a probability
+# trees that are listed if all trees have a positive probability
 BEST = 5
-# and the most of a sparse distribution
+# trees of a sparse distribution that are listed at most
 LARGEST = 100
 
 
@@ -35,11 +35,11 @@ def alternatives(loss: str, scored: Scored) -> Iterator[list[Bracketing]]:
     if loss not in SMOOTHINGS:
         raise ValueError(f"--distribution needs a loss with probabilities, {', '.join(SMOOTHINGS)}; got {loss}")
     assert scored.trees.lengths is not None
-    # one by one: a long sentence among them does not make room for all
+    # one by one: a batch would be padded to the longest sentence
     for scores, length in zip(with_labelled_root(scored), scored.trees.lengths.tolist()):
         distribution = SMOOTHINGS[loss](pm.SpanTree(labelled=True)).distribution(scores[:length, :length])
         most = min(int(distribution.support_size), LARGEST) if loss == "sparsemap" else BEST
         structures, probabilities = distribution.topk(most)
         rows = list(map(Bracketing, probabilities.tolist(), used_labels(structures).cpu()))
-        # the best is there even if its probability is too small for a number
+        # the best tree is listed even if its probability underflows to 0
         yield rows[:1] + [row for row in rows[1:] if row.probability > 0]

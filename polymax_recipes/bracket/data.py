@@ -28,7 +28,7 @@ from polymax_recipes.training.batches import Ragged
 from polymax_recipes.training.task import Vocabularies
 from polymax_recipes.training.vocabulary import SPECIALS, UNKNOWN, Words
 
-# the label of a span that is no constituent: inserted to have two children, or a word without any node of its own
+# the label of spans that are not constituents: of inserted nodes, and of words without a node above the part of speech
 NONE = ""
 ESCAPES = str.maketrans({"(": "-LRB-", ")": "-RRB-"})
 
@@ -82,7 +82,8 @@ def cleaned(tree: Tree) -> Tree | None:
         >>> print(cleaned(parse_tree("( (IP-MAT (NP-SBJ *pro*) (VB go)) (ID 7))")))
         (IP (VB go))
     """
-    # the treebank whose trees have ids writes its empty elements in another way: a word may begin with a star elsewhere
+    # trees with ids are of the Keyaki Treebank, whose empty elements begin with a star; elsewhere words may begin with
+    # a star
     zeros = is_zero if any(child.label == "ID" for child in tree.children) else is_trace
     left = without(tree, zeros)
     if left is None:
@@ -154,7 +155,7 @@ class Charts:
         charts = [chart_of(tree) for tree in trees]
         self.tokens = TokenTable([tree.words for tree in trees], vocabularies)
         self.tags = Ragged.of([tags.get(tag, UNKNOWN) for tag in one.tags] for one in charts)
-        # one more than each: padding is 0
+        # numbers are shifted by one, since padding is 0
         rows = ([(s.start + 1, s.last + 1, _number(s.label, labels) + 1) for s in one.spans] for one in charts)
         self.spans = Ragged.of([number for row in spans for number in row] for spans in rows)
         self.sizes = self.tokens.sizes

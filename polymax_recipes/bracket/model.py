@@ -57,7 +57,7 @@ class Bracketer(Model):
         states = self.reader(tokens.words, tokens.characters, tokens.lengths)
         forward, backward = states.chunk(2, -1)
         n = states.shape[1]
-        # W is applied to states and not to spans: there are fewer
+        # W is applied to states, of which there are fewer than spans
         weight = self.changes.weight.T
         ends = pad(forward, (0, 0, 1, 0)) @ weight[: forward.shape[-1]]
         begins = pad(backward, (0, 0, 0, 1)) @ weight[forward.shape[-1] :]

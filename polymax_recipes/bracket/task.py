@@ -110,7 +110,7 @@ class BracketTask(Task):
         return sentences(file, unit)
 
     def from_text(self, trained: Trained, sentence: RawSentence) -> list[str]:
-        # a line that begins with a bracket would begin a tree
+        # brackets are escaped: a line that begins with a bracket is read as a tree
         return [" ".join(token.translate(ESCAPES) for token in sentence.tokens)]
 
     def results(self, trained: Trained, inputs: list[str | Sequence[str]]) -> list[BracketResult]:
@@ -158,7 +158,7 @@ def span_marginals(trained: Trained, texts: list[list[str]]) -> list[Tensor | No
     found: list[Tensor | None] = []
     for rows in batches:
         scored = model(to_device(table[rows], model))
-        # the first label is that of no constituent
+        # the first label marks spans that are not constituents
         mu = SMOOTHINGS[trained.options.loss](scored.trees)(with_labelled_root(scored))[..., 1:].sum(-1).cpu()
         found += [part[:n, :n] for part, n in zip(mu, table.sizes[rows].tolist())]
     return [found[k] for k in places(batches).tolist()]
@@ -175,7 +175,7 @@ def _merge_equal_trees(parses: Iterable[tuple[float, Tree]]) -> Parses:
     trees: dict[str, Tree] = {}
     totals: dict[str, float] = {}
     for probability, tree in parses:
-        # trees can be too deep to be compared as they are
+        # trees are compared as text, since they can be too deep for a recursion
         trees.setdefault(str(tree), tree)
         totals[str(tree)] = totals.get(str(tree), 0.0) + probability
     return [(totals[text], trees[text]) for text in sorted(totals, key=lambda text: -totals[text])]

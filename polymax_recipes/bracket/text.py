@@ -23,7 +23,7 @@ def units(lines: Iterable[Line]) -> Iterator[list[Line]]:
             continue
         unit.append(line)
         depth += line.text.count("(") - line.text.count(")")
-        # what no tree can be is seen by who reads it
+        # the reader of the unit reports invalid trees
         if depth <= 0 or line.blank:
             yield unit
             unit, depth = [], 0

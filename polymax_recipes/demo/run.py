@@ -45,7 +45,7 @@ def demo(
     print_speed(console, timings)
     files["speed"] = _save(pictures.speed_panel(timings), out / "speed.png")
     report = out / "report.html"
-    # training takes longest: who stops it has a report of all the rest
+    # training takes longest: if it is stopped, the report already has the other parts
     _write(report, page(shown, structures, timings, files))
     if models := trained(console, lesson):
         print_translation(console, models)

@@ -9,7 +9,7 @@ from polymax_recipes.demo.catalogue import MAPPINGS, name
 from polymax_recipes.demo.corpus import pairs
 from polymax_recipes.demo.lexicon import Lexicon
 
-# three rounds leave the probabilities soft enough to share; the slope tells the two "the" apart
+# after three rounds, words still share probability; the slope distinguishes the two "the"
 ROUNDS, SLOPE = 3, 2.0
 # the target word whose weights are listed
 WORD = "pas"

@@ -15,7 +15,7 @@ from torch import Tensor
 from polymax_recipes.demo.catalogue import MAPPINGS, name
 
 Mapping = Callable[[Tensor], Tensor]
-# a share of the processors from which times cannot be trusted: threads that wait for each other lose most
+# share of the processors used by others, from which times are unreliable: it slows threads that wait for each other
 BUSY = 0.2
 SHAPES: tuple[tuple[int, ...], ...] = ((64, 32), (256, 512), (16, 8192))
 
@@ -52,7 +52,7 @@ def measure(
         x = torch.randn(shape, generator=torch.Generator().manual_seed(0)).to(device).requires_grad_()
         g = torch.randn(shape, generator=torch.Generator().manual_seed(1)).to(device)
         for mapping in mappings:
-            # the first calls compile
+            # the first calls compile kernels
             for _ in range(3):
                 _seconds(_softmax, x, g)
                 _seconds(mapping, x, g)
@@ -136,7 +136,7 @@ def _others_seconds() -> float:
 
 
 def _processor() -> str:
-    # platform.processor() is empty on many Linux systems, where this file has the name
+    # platform.processor() is empty on many Linux systems; this file has the name
     info = Path("/proc/cpuinfo")
     lines = info.read_text().splitlines() if info.exists() else []
     models = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]

@@ -10,7 +10,7 @@ TAGS = ("PRON", "DET", "ADJ", "NOUN", "VERB", "ADP")
 # time passes like an arrow, or flies of some kind like one, or it is an order to time them
 SHOWN = ["time", "flies", "like", "an", "arrow"]
 
-# added to every count: nothing is impossible because so few sentences lack it
+# added to every count, so that pairs missing from these few sentences are not impossible
 SMOOTHING = 0.02
 
 # one sentence a line, each word with its tag

@@ -14,7 +14,7 @@ from polymax_recipes.demo.speed import Timing, caution, measure
 from polymax_recipes.demo.structured import Shown
 from polymax_recipes.demo.translation import Learned
 
-# of weights up to a quarter, a half, three quarters, 1
+# shades of weights up to 1/4, 1/2, 3/4 and 1
 SHADES = "░▒▓█"
 
 

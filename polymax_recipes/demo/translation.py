@@ -28,7 +28,7 @@ ATTENTIONS: tuple["partial[Tensor]", ...] = (
     partial(pm.sparsemax),
     partial(pm.fusedmax, strength=1.0),
 )
-# of `polymax train seq2seq`: enough for all three to learn the task, in less than half a minute each
+# options of `polymax train seq2seq` with which all three models learn the task in less than half a minute each
 OPTIONS = {"hidden": 64, "embedding": 64, "lr": 0.005, "longest": 12, "accelerator": "cpu"}
 # not among the numbers of a whole lesson: "ninety eight" is "quatre vingt dix huit", four twenty ten eight
 SHOWN = 2698

@@ -61,7 +61,7 @@ class PaddedLSTM(nn.Module):
         """Outputs, and the state after the last."""
         x = x.to(next(self.lstm.parameters()).dtype)
         packed = pack_padded_sequence(x, lengths.cpu(), batch_first=True, enforce_sorted=False)
-        # oneDNN has no LSTM in half precision where the processor has none; this says nothing about other devices
+        # on some processors oneDNN has no LSTM in half precision; other devices keep autocast
         with torch.autocast("cpu", enabled=False):
             outputs, state = self.lstm(packed, state)
         return pad_packed_sequence(outputs, batch_first=True, total_length=x.shape[1])[0], state

@@ -16,7 +16,7 @@ from polymax_recipes.training.batches import Ragged
 from polymax_recipes.training.vocabulary import END, Vocabulary
 
 LABELS = ("entailment", "neutral", "contradiction")
-# what SNLI writes where the annotators did not agree
+# the label in SNLI if annotators disagreed
 UNLABELLED = "-"
 COLUMNS = ("label", "premise", "hypothesis")
 KEYS = ("gold_label", "sentence1", "sentence2")
@@ -113,11 +113,11 @@ class Pairs:
     """Pairs in numbers: batches of them on request."""
 
     def __init__(self, pairs: Sequence[Pair], words: Vocabulary) -> None:
-        # END is in every text: what fits no other word has somewhere to go
+        # every text has END, to which words without a counterpart can be aligned
         self.premise = Ragged.of([*words.encode(pair.first), END] for pair in pairs)
         self.hypothesis = Ragged.of([*words.encode(pair.second), END] for pair in pairs)
         self.label = torch.tensor([LABELS.index(pair.label) if pair.label in LABELS else -1 for pair in pairs])
-        # a model may take a step for each word of the hypothesis: these are alike first
+        # a model may take a step for each word of the hypothesis: batches are sorted by the hypothesis first
         self.sizes = self.hypothesis.lengths * (self.premise.lengths.max() + 1) + self.premise.lengths
 
     def __getitem__(self, rows: Tensor) -> Batch:

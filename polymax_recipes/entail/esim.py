@@ -11,7 +11,7 @@ from polymax_recipes.entail.classifier import Classifier, Judged, PaddedLSTM, in
 from polymax_recipes.entail.data import LABELS, Batch
 from polymax_recipes.training.vocabulary import PAD
 
-# of each word alone, or of all words at once
+# mappings of each word alone, and structured ones of all words together
 MAPPINGS: dict[str, Callable[..., Tensor]] = {"softmax": pm.softmax, "sparsemax": pm.sparsemax}
 STRUCTURES = {"assignment": pm.Assignment(), "sequence": pm.Alignment()}
 ALIGNMENTS = (*MAPPINGS, *STRUCTURES)

@@ -32,9 +32,9 @@ def server(
     threads: int = 0,
 ) -> Server:
     """Return the server of the page, with trained runs and a file of attention weights if given."""
-    # kernels that are not compiled yet take their time, and whoever waits here is alone
+    # the first requests compile kernels, and the page has only one user
     bounds = limits or Limits(computing=180.0)
-    # what is drawn is small: threads would only wait for each other, and for those of other programs
+    # one thread, since the problems are small
     pool = Pool(LoadPage(tuple(sources)), 2, memory=bounds.memory, threads=threads or 1, wait=0.0)
     try:
         served = [Served(**about) for about in pool.about]
@@ -66,7 +66,7 @@ def _routes(pool: Pool, attention: AttentionFile | None, limits: Limits) -> Rout
         async def route(rest: list[str], body: Any) -> Answer:
             if not isinstance(body, dict):
                 raise ValueError(f"the body must be an object; got {type(body).__name__}")
-            # all temperatures of a picture may take long: a picture of one is not to wait behind them
+            # requests for many temperatures are heavy: requests for one must not wait behind them
             heavy = len(body.get("temperatures") or ()) > 1 if isinstance(body.get("temperatures"), list) else False
             found = await pool.answers(kind, [body], [Share(1.0, not heavy)], limits.computing)
             return Answer(found[0])

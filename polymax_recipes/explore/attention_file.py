@@ -29,9 +29,9 @@ from polymax_recipes.outputs import atomic_write
 FORMAT = "polymax attention 1"
 # the smallest number that float16 has above 0
 SMALLEST = 2.0**-24
-# bytes of the header: its tokens, and a few numbers for each head
+# bytes of the header at most: its tokens, and a few numbers for each head
 LARGEST = 1 << 24
-# rows of scores that are looked at together
+# rows of scores that are compressed together
 BLOCK = 512
 
 
@@ -210,7 +210,7 @@ def _member(archive: zipfile.ZipFile, name: str, dtype: Any, most: int | None = 
     if found.file_size > size or (most is not None and found.file_size > most):
         raise ValueError(f"{name} has {found.file_size} bytes; it may have {min(size, most or size)}")
     data = archive.read(found)
-    # the header of NumPy's format is a literal of Python; this is the one that save_attention writes
+    # the header of NumPy's format is a Python literal; only the form that save_attention writes is accepted
     form = _FORM.match(data)
     if form is None or np.dtype(form["dtype"].decode()) != dtype:
         raise ValueError(f"{name} must be a vector of {np.dtype(dtype).name}")

@@ -104,7 +104,7 @@ def _clause(made: Sentence, chance: random.Random) -> int:
         made.hang(seen, verb, "obj")
         told = chance.random()
         if seeing and told < 0.5:
-            # with a telescope one sees, a hat is worn
+            # "with a telescope" belongs to seeing, "with a hat" to a person
             tool = chance.random() < 0.5
             preposition = made.add("with", "ADP")
             noun = _common(made, chance, TOOLS if tool else WORN)

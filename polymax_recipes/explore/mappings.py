@@ -11,10 +11,10 @@ import polymax as pm
 from polymax_recipes.explore.numbers import to_lists
 from polymax_recipes.explore.picture import Picture
 
-# as many bars as can be told apart
+# the largest number of scores: more bars cannot be told apart
 MOST = 64
 STEPS = 61
-# parameters have no use beyond
+# the largest value of a parameter
 LARGEST = 1e6
 # temperatures of the path
 COLDEST, WARMEST = 0.05, 20.0
@@ -34,7 +34,7 @@ class Choice(NamedTuple):
     function: Callable[..., Tensor]
     parameters: dict[str, Range]
     has_gamma: bool = True
-    # what the line of Python says between x and the parameters
+    # arguments of the line of Python between x and the parameters
     before: tuple[str, ...] = ()
 
 
@@ -153,12 +153,12 @@ def _triangle(name: str, parameters: dict[str, float], x: Tensor) -> dict[str, A
     apply = partial(MAPPINGS[name].function, **parameters)
     reach = torch.linspace(-2.5, 2.5, 15, dtype=torch.float64)
     a, b = torch.meshgrid(reach, reach, indexing="ij")
-    # two directions that span the scores up to a shift, which no mapping sees
+    # two directions that span the scores up to a shift, which does not change a mapping
     grid = torch.stack([a, -a / 2 + b, -a / 2 - b], -1).flatten(0, 1)
     path = torch.linspace(0, 4, 41, dtype=torch.float64).unsqueeze(-1) * (x[:3] - x[:3].mean())
     try:
         point, dots, line = (apply(part) for part in (x[:3], grid, path))
     except ValueError:
-        # bounds that leave no weights for three classes
+        # for three classes the bounds may be infeasible
         return None
     return {"point": to_lists(point, 4), "dots": to_lists(dots, 3), "path": to_lists(line, 4)}

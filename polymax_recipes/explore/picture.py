@@ -37,7 +37,7 @@ class Picture:
 
     def html(self, title: str = "polymax") -> str:
         """An HTML page that draws the picture, and needs nothing else."""
-        # nothing in the data may end the script that holds it
+        # data must not contain the end tag of the script
         data = self.json().replace("<", "\\u003c")
         return (
             f'<!doctype html>\n<html lang="en"><meta charset="utf-8">\n'

@@ -12,7 +12,7 @@ SENTENCE = "she saw the man with a telescope"
 OTHER = "elle a vu l'homme avec un télescope"
 TAGS = ("PRON", "VERB", "DET", "NOUN", "ADP")
 
-# what readers of that sentence would say, with its two readings: parts, and how much is added to their scores
+# the two readings of the sentence: parts, and the numbers added to their scores
 _HEADS = [
     "<root> saw 3",
     "saw she 2.6",

@@ -60,7 +60,7 @@ def write(out: str | PathLike[str]) -> Path:
 def html() -> str:
     """The page as text."""
     ahead = {name: _picture(name) for name in AHEAD}
-    # nothing in the data may end the script that holds it
+    # data must not contain the end tag of the script
     data = json.dumps(ahead, ensure_ascii=False, allow_nan=False, separators=(",", ":")).replace("<", "\\u003c")
     own = re.sub(r"^(import .*|export )", "", page_file("static.js").decode(), flags=re.MULTILINE)
     style = f"{drawing_style()}\n{page_file('page.css').decode()}"

@@ -13,15 +13,15 @@ from polymax import Structure
 from polymax_recipes.explore.numbers import round_digits, to_lists
 from polymax_recipes.explore.picture import Picture
 
-# sides of a grid of scores, states of a chain
+# the largest sides of a grid of scores, and numbers of states of a chain
 MOST, MOST_STATES = 40, 12
-# whole structures that are listed
+# whole structures that are listed at most
 LISTED = 12
-# parts that are fainter are not drawn; whether they are exactly 0 is counted before
+# parts with less weight are not drawn; exact zeros are counted before
 FAINTEST = 5e-4
-# temperatures
+# the lowest and the highest temperature
 COLDEST, HOTTEST = 1e-6, 1e6
-# a temperature at which little is left of the scores mixes hundreds of structures, which nobody reads
+# limited iterations: at high temperatures, hundreds of structures would have weight, too many to show
 SOLVER = pm.ActiveSet(max_iter=400, tol=1e-6)
 
 
@@ -78,7 +78,7 @@ def structure(
         raise TypeError(f"structure must be one of {known}; got {type(structure).__name__}")
     if temperatures is None:
         temperatures = torch.logspace(-1, 0.7, 35, dtype=torch.float64).tolist()
-    # comparisons take integers of any size
+    # the comparison also refuses integers too large for a float
     if not len(temperatures) or not all(COLDEST <= one <= HOTTEST for one in temperatures):
         raise ValueError(f"temperatures must be positive, from {COLDEST:g} to {HOTTEST:g}, at least one")
     gammas = torch.tensor([float(one) for one in temperatures], dtype=torch.float64)

@@ -8,7 +8,7 @@ from polymax_recipes.explore import mappings, scores, structures
 from polymax_recipes.explore.numbers import to_lists
 from polymax_recipes.serve.models import Given, Models, Source
 
-# temperatures that a request may ask for at once
+# temperatures of a request at most
 MOST_TEMPERATURES = 64
 
 

@@ -68,7 +68,7 @@ def _sentence(text: str) -> Sentence:
         try:
             return sentence(text, is_tree=True)
         except ValueError:
-            # a bracket may begin a sentence too
+            # an ordinary sentence may begin with a bracket, too
             return sentence(text)
     return sentence(text)
 

@@ -100,7 +100,7 @@ class Cooperative(Disjoint, Alternating):
         drawn, label = losses[: len(batch.label)], batch.label
         total = drawn.sum()
         if advantages.requires_grad:
-            # only its gradient counts, which fits the baseline
+            # its gradient fits the baseline, and its value is not used
             fit = advantages.square().sum()
             total = total + fit - fit.detach()
         yield measures_of(total, scores[: len(label)], label)
@@ -133,7 +133,7 @@ class Cooperative(Disjoint, Alternating):
         words, lengths = (part.repeat(times, *[1] * (part.dim() - 1)) for part in sentences[:2])
         chance = torch.arange(len(words), device=words.device) < count
         every = self.parser.draw(words, lengths, chance)
-        # plans are made there: one wait for the device is enough
+        # plans are made on the host: this copy waits for the device once
         host, at = every.transitions.cpu(), torch.arange(count).repeat(times)
         plan = binary_plan(host, words.shape[1], at).to(words.device)
         root = self.tree(self.dropout(self.words(sentences.words)), plan).root

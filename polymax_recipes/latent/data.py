@@ -20,7 +20,7 @@ ROLES = (
     Role("text", ("sentence", "first", "text1", "sentence1", "premise", "review"), given=True),
     Role("second", ("text2", "sentence2", "hypothesis"), needed=False),
 )
-# the label of what is to be predicted
+# the label of examples without one
 NONE = -1
 
 

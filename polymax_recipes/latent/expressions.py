@@ -24,7 +24,7 @@ def inner_lists(sentence: Sentence) -> list[tuple[int, int]]:
     """
     heads = sentence.heads or ()
     ends = [place for place, token in enumerate(sentence.tokens) if token == END]
-    # the last one ends the whole
+    # the last end belongs to the whole expression
     return [(heads[place] - 1, place) for place in ends[:-1]]
 
 

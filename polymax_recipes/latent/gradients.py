@@ -31,7 +31,7 @@ def gradient_measures(model: Classifier, batch: Any, passes: int, seed: int = 0)
     with torch.random.fork_rng([device] if device.type == "cuda" else []), torch.enable_grad():
         torch.manual_seed(seed)
         for _ in range(passes):
-            # baselines learn from what they see, and each pass is to begin as the last did
+            # baselines change with each pass: restore them, so that all passes begin equally
             copy.load_state_dict(state)
             total, count = copy.loss(batch)["loss"]
             slopes = torch.autograd.grad(total / count, parameters, allow_unused=True)

@@ -63,7 +63,7 @@ class MergeParser(nn.Module):
         """The log-probability of merges in their order, and their entropy."""
         _, left, right, there, allowed, y = walk.merges
         nodes = self.nodes(self._read(words), walk.plan, memory=True).nodes
-        # what is not there is a node of 0 after the last
+        # a node of 0 after the last one stands for missing nodes
         nodes = nn.functional.pad(nodes, (0, 0, 0, 1))
         scores = self._score_pairs(*(_nodes_at(nodes, index) for index in (left, right)))[0]
         found = scores.gather(1, there.flatten(1)).reshape(there.shape)
@@ -97,7 +97,7 @@ class MergeParser(nn.Module):
             allowed = scores[:, :n] > -torch.inf
             noise = -(-torch.rand(b, n, device=words.device).clamp(min=1e-20).log()).log()
             noisy = scores[:, :n] + noise * chance.unsqueeze(1)
-            # where one node is left, what is not there is merged
+            # if one node is left, the missing node is merged
             at = torch.where(allowed.any(1), noisy.argmax(1), n + 1).unsqueeze(1)
             after = following.gather(1, at)
             end = following.gather(1, after)
@@ -133,7 +133,7 @@ class MergeParser(nn.Module):
         return h @ self.query, torch.cat([h, c], -1)
 
     def _read(self, words: Tensor) -> Tensor:
-        # from left to right: what pads the end has no say
+        # a forward LSTM: padding at the end does not change earlier states
         with torch.autocast("cpu", enabled=False):
             return self.lstm(self.words(words))[0]
 
@@ -151,7 +151,7 @@ def _number_nodes(lengths: Tensor, ends: Tensor, n: int) -> tuple[Tensor, Tensor
     place = torch.arange(n, device=lengths.device)
     shift = place + counts.cumsum(1) - counts
     shift = nn.functional.pad(torch.where(place < lengths.unsqueeze(1), shift, none), (0, 2), value=none)
-    # of the nodes that end in one token those that were merged earlier are inside
+    # among the nodes that end in one token, earlier merged nodes are inside of later ones
     inside = ((last.unsqueeze(1) == last.unsqueeze(2)) & done.unsqueeze(1)).tril(-1).sum(2)
     return transitions, torch.cat([shift, torch.where(done, shift.gather(1, last) + 1 + inside, none)], 1)
 

@@ -17,7 +17,7 @@ class Sequential(Classifier):
         self.lstm = nn.LSTM(options.embedding, options.hidden, batch_first=True)
 
     def read(self, sentences: Sentences) -> Read:
-        # oneDNN has no LSTM in half precision where the processor has none
+        # on some processors oneDNN has no LSTM in half precision
         with torch.autocast("cpu", enabled=False):
             states, _ = self.lstm(self.dropout(self.words(sentences.words)))
         rows = torch.arange(len(states), device=states.device)

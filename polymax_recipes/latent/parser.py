@@ -50,7 +50,7 @@ def walk_along(transitions: Tensor, lengths: Tensor, plan: TreePlan) -> Walk:
     shifted = shifts.cumsum(1) - shifts.long()
     size = (torch.where(shifts, 1, -1) * (transitions >= 0)).cumsum(1)
     size = nn.functional.pad(size[:, :-1], (1, 0))
-    # the step that shifts each token; what shifts none writes beyond the end
+    # the step that shifts each token; other steps write beyond the end
     step_of = torch.full((b, n + 1), steps, device=transitions.device)
     step_of = step_of.scatter(1, torch.where(shifts, shifted, n), torch.where(shifts, place, steps))
     first = nn.functional.pad(tree_spans(transitions)[:, :-1, 0].clamp(min=0), (1, 0))
@@ -96,7 +96,7 @@ class TransitionParser(nn.Module):
     def forward(self, words: Tensor, walk: Walk) -> Judged:
         """Log-probability and entropy of given transitions."""
         nodes = self.nodes(self._read(words), walk.plan).nodes
-        # what is not there is a node of 0 after the last
+        # a node of 0 after the last one stands for missing nodes
         nodes = nn.functional.pad(nodes, (0, 0, 0, 1))
         seen = nodes.gather(1, walk.seen.unsqueeze(-1).expand(-1, -1, nodes.shape[-1]))
         logits = self.reduce(torch.tanh(self.seen(seen.unflatten(1, (-1, 3)).flatten(2)))).squeeze(-1)
@@ -115,7 +115,7 @@ class TransitionParser(nn.Module):
         # the largest of two scores with Gumbel noise: their difference has logistic noise
         uniform = torch.rand(b, width, device=words.device).clamp(1e-7, 1 - 1e-7)
         noise = torch.where(chance.unsqueeze(1), uniform.logit(), 0)
-        # nodes are kept by the step that made them; the last row is what is not there
+        # nodes are stored by the step that made them; the last row stands for missing nodes
         nodes = leaves.new_zeros(b, width + 1, 2 * d)
         leaves = nn.functional.pad(leaves, (0, 0, 0, 1))
         stack = torch.full((b, n + 2), width, device=words.device)
@@ -135,12 +135,12 @@ class TransitionParser(nn.Module):
             nodes[:, t] = torch.where(reduce.unsqueeze(1), made, first)
             size = size + shift.long() - reduce.long()
             moved = moved + shift.long()
-            # place `size` holds the topmost; below the bottom is what is not there
+            # place `size` holds the topmost node; below the bottom are missing nodes
             stack[rows, torch.where(shift | reduce, size, 0)] = torch.where(shift | reduce, t, width)
             actions.append(torch.where(reduce, REDUCE, torch.where(shift, SHIFT, -1)))
         return Drawn(torch.stack(actions, 1) if actions else words.new_zeros(b, 0))
 
     def _read(self, words: Tensor) -> Tensor:
-        # from left to right: what pads the end has no say
+        # a forward LSTM: padding at the end does not change earlier states
         with torch.autocast("cpu", enabled=False):
             return self.lstm(self.words(words))[0]

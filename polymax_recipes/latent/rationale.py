@@ -23,7 +23,7 @@ class Rationale(Classifier):
         half = max(options.hidden // 2, 1)
         self.scorer = nn.LSTM(options.embedding, half, batch_first=True, bidirectional=True)
         self.score = nn.Linear(2 * half, 1)
-        # how much rather a word is chosen beside another
+        # the score of choosing two neighbouring words
         self.together = nn.Parameter(torch.zeros(()))
         self.lstm = nn.LSTM(options.embedding, options.hidden, batch_first=True)
         self.limit, self.contiguous = options.rationale, options.contiguous
@@ -32,7 +32,7 @@ class Rationale(Classifier):
         return [*self.scorer.parameters(), *self.score.parameters(), self.together]
 
     def read(self, sentences: Sentences) -> Read:
-        # oneDNN has no LSTM in half precision where the processor has none
+        # on some processors oneDNN has no LSTM in half precision
         with torch.autocast(sentences.words.device.type, enabled=False):
             words = self.dropout(self.words(sentences.words)).float()
             weights = self.weights(self.score(self.scorer(words)[0]).squeeze(-1), sentences.lengths)

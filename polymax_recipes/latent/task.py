@@ -78,7 +78,7 @@ class LatentTask(Task):
         if options.model == "tree-lstm":
             refuse_treeless(examples, options, "DATA")
         data = self.encode(examples, trained.vocabularies)
-        # all lines of a file have as many texts as its first
+        # all lines of a file must have as many texts as its first line
         sides = len(stored_words(trained.vocabularies, "sides").words)
         if data.sides != sides:
             raise ValueError(f"line 1: examples of {sides} texts expected, as in the training; got {data.sides}")

@@ -16,7 +16,7 @@ from polymax_recipes.training.batches import places, sorted_batches
 from polymax_recipes.training.measured import to_device
 from polymax_recipes.training.task import Report
 
-# entries of a table of n by n for each sentence, for those that are parsed at once
+# entries of the n by n tables of all sentences that are parsed together, at most
 LARGEST = 2**24
 SHAPES = {"left": pm.nn.left_branching, "right": pm.nn.right_branching, "balanced": pm.nn.balanced}
 
@@ -40,7 +40,7 @@ def find_trees(model: Classifier, data: Examples, batch_size: int) -> Found:
     """The best trees of all sentences, and scores of labels, in the order of the data."""
     batches = [part for rows in sorted_batches(data.sizes, batch_size) for part in _fewer(data.sizes, rows)]
     scores: list[Tensor] = []
-    # spans, heads, probabilities and chosen words, each a list of what belongs to one example
+    # spans, heads, probabilities and chosen words: a list of each, with an entry for each example
     columns: tuple[list[Any], ...] = ([], [], [], [])
     for rows in batches:
         judged, read = model(to_device(data[rows], model))

@@ -13,7 +13,7 @@ from polymax_recipes.readers.cleaning import ROOTS
 from polymax_recipes.readers.spans import Span
 from polymax_recipes.readers.trees import Tree
 
-# parts of speech whose words are taken out of both trees, and labels that count as one, as in COLLINS.prm
+# parts of speech whose words are removed from both trees, and labels that count as equal, as in COLLINS.prm
 PUNCTUATION = frozenset({",", ":", "``", "''", "."})
 SAME = {"PRT": "ADVP"}
 

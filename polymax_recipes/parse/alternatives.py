@@ -10,17 +10,17 @@ import polymax as pm
 from polymax.solvers.finite import Finite
 from polymax_recipes.parse.model import Scored, Trees
 
-# trees that are listed where every one has a probability
+# trees that are listed if all trees have a positive probability
 BEST = 5
-# the memory that the best trees without crossing arcs take grows with the cube of the words, with grandparents with the
-# fourth power: of more, only the first
+# words of a sentence at most for several trees: the memory of the best trees grows with the cube of the words, with
+# grandparents with the fourth power
 LONGEST = {pm.ProjectiveTree: 120, pm.SiblingTree: 80, pm.GrandparentTree: 40, pm.SiblingGrandparentTree: 40}
-# trees that would follow have weights that nobody reads
+# with this tolerance, missing trees have negligible weights
 SOLVER = pm.ActiveSet(tol=1e-9)
 
 SMOOTHINGS: dict[str, Callable[[Trees], Any]] = {
     "crf": pm.Marginals,
-    # heads drawn one by one, if they make a tree
+    # heads are independent; draws that are not trees are left out
     "softmax-heads": pm.Marginals,
     "sparsemap": lambda trees: pm.SparseMap(trees, SOLVER),
     "margin-sparsemap": lambda trees: pm.SparseMap(trees, SOLVER),
@@ -54,7 +54,7 @@ def alternatives(loss: str, scored: Scored) -> Iterator[Weighted]:
     """
     assert scored.trees.lengths is not None
     trees = type(scored.trees)(single_root=scored.trees.single_root)
-    # one by one: a long sentence among them does not make room for all
+    # one by one: a batch would be padded to the longest sentence
     tensors = zip(*(t.double().cpu() for t in scored.scores))
     for each, length in zip(tensors, scored.trees.lengths.tolist()):
         shorter = tuple(t[(slice(length + 1),) * t.dim()] for t in each)
@@ -68,7 +68,7 @@ def alternatives(loss: str, scored: Scored) -> Iterator[Weighted]:
         else:
             found, probabilities = distribution.topk(BEST)
             heads = trees.decode(found)
-        # where there are fewer trees than were asked for, none follows
+        # leave out the empty places after the last tree
         there = (heads >= 0).all(-1)
         yield Weighted(probabilities[there], heads[there])
 

@@ -19,7 +19,7 @@ from polymax_recipes.training.task import Trained
 
 # sentences that are sorted and parsed together
 CHUNK = 1024
-# heads of a smaller probability are not listed, where all have one
+# heads of a smaller probability are not listed
 LEAST = 0.01
 HEADER = "sentence\tid\tword\tbits\theads"
 
@@ -42,7 +42,7 @@ def most_ambiguous(trained: Trained, files: Sequence[Path], most: int) -> list[A
     """The attachments with the largest entropies among all words of CoNLL-U files, in falling order."""
     sentences = (sentence for file in files for sentence in read_conllu(file, trees=False))
     found = attachments(trained, sentences)
-    # among equals in the order of the text
+    # equal ones in the order of the text
     ranked = heapq.nsmallest(most, enumerate(found), key=lambda item: (-item[1].bits, item[0]))
     return [attachment for _, attachment in ranked]
 

@@ -17,7 +17,7 @@ from polymax_recipes.training.batches import Ragged
 from polymax_recipes.training.task import Vocabularies
 from polymax_recipes.training.vocabulary import SPECIALS, UNKNOWN, Words
 
-# the relation to the root symbol, and to nothing else
+# the relation to the root symbol, which no other arc has
 ROOT = "root"
 
 

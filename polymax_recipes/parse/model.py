@@ -20,7 +20,7 @@ from polymax_recipes.training.vocabulary import SPECIALS, stored_words
 
 Paired = pm.SiblingTree | pm.GrandparentTree | pm.SiblingGrandparentTree
 Trees = pm.SpanningTree | pm.ProjectiveTree | Paired
-# what is scored beside arcs
+# pairs of arcs that are scored besides arcs
 ORDERS: dict[str, type[Paired] | None] = {
     "first": None,
     "siblings": pm.SiblingTree,
@@ -33,7 +33,7 @@ LOSSES: dict[str, Callable[..., Tensor]] = {
     "svm": pm.svm_loss,
     "perceptron": pm.perceptron_loss,
 }
-# with the cost of wrong heads inside the maximum, and without
+# True for losses with the cost of wrong heads inside the maximum
 SPARSE = {"sparsemap": False, "margin-sparsemap": True}
 NAMES = (*LOSSES, *SPARSE, "softmax-heads")
 # a duality gap that no loss shows; with flat scores, hundreds of trees of smaller weight would follow
@@ -155,7 +155,7 @@ class Parser(Model):
     @torch.no_grad()
     def single(self, scored: Scored) -> Tensor:
         """Return a bool tensor (b,), True if one tree has all the weight under SparseMAP."""
-        # it is the best one, from which the solver starts: another comes at once or never
+        # the solver starts from the best tree, and stops if it finds no second one in its first iteration
         with stopping():
             mu = pm.SparseMap(scored.trees, pm.ActiveSet(2, TOLERANCE))(*scored.scores)
         arcs = mu if isinstance(mu, Tensor) else mu.arcs

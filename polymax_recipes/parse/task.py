@@ -179,7 +179,7 @@ class ParseTask(Task):
             return
         found = iter(best_trees(trained, full) if full else ())
         for sentence in inputs:
-            # what has no words stays as it is
+            # units without words do not change
             parsed = sentence.with_tree(*next(found)) if sentence.words else sentence
             yield from (line.removesuffix("\n") for line in parsed.lines)
 

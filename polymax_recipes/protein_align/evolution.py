@@ -5,14 +5,14 @@ from collections.abc import Iterator
 
 import torch
 
-# letters of amino acids and how frequent they are in proteins, in parts of a thousand
+# letters of amino acids and their frequencies in proteins, per thousand
 FREQUENCIES = {
     "A": 78, "C": 19, "D": 54, "E": 63, "F": 39, "G": 74, "H": 22, "I": 52, "K": 57, "L": 91,
     "M": 22, "N": 45, "P": 52, "Q": 43, "R": 51, "S": 71, "T": 58, "V": 64, "W": 13, "Y": 32,
 }  # fmt: skip
-# letters of one group take each other's place so many times as often as others do
+# groups of similar letters, and the factor of the rate of substitutions within a group
 GROUPS, WITHIN = ("AGPST", "C", "DENQ", "FWY", "HKR", "ILMV"), 8.0
-# of a gap to be one letter longer
+# probability that a gap is one letter longer
 LONGER = 0.6
 
 

@@ -21,7 +21,7 @@ SMOOTHINGS: dict[str, Callable[[pm.GappedAlignment], Any]] = {
     "sparse-dp": lambda gapped: pm.LocalMax(gapped, pm.Gini()),
     "sparsemap": pm.SparseMap,
 }
-# before training: of equal letters, of others, of the first position of a gap, and of the next ones
+# scores before training: of equal letters, of different letters, of the first position of a gap, of later positions
 EQUAL, OTHER, OPEN, EXTEND = 2.0, -1.0, -3.0, -1.0
 
 

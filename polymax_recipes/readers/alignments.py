@@ -12,9 +12,9 @@ from polymax_recipes.readers.conllu import Sentence, read_conllu
 from polymax_recipes.readers.jsonl import parse_object
 from polymax_recipes.readers.lines import Path, ReadError, lines
 
-# what stands in the place of a word that has no counterpart
+# the mark of words without a counterpart
 NOTHING = "X"
-# strings, whose brackets do not count, and the brackets that do
+# strings, whose brackets are text, and the brackets outside of strings
 _PIECE = re.compile(r'"(?:[^"\\]|\\.)*"?|[\[\]{}]')
 
 

@@ -83,7 +83,7 @@ def left_binary(tree: Tree) -> Tree:
 def _binary(tree: Tree, split: Callable[[str, list[Tree]], tuple[Tree, ...]]) -> Tree:
     def binary(node: Tree, children: list[Tree]) -> Tree:
         if len(children) > 2:
-            # a chain is named in full only by the node itself
+            # inserted nodes carry only the last label of a chain
             return Tree(node.label, split(node.label.split(JOINT)[-1] + INSERTED, children))
         return Tree(node.label, tuple(children), node.word)
 
@@ -99,7 +99,7 @@ def unbinary(tree: Tree) -> Tree:
         return children if inserted else [Tree(node.label, tuple(children), node.word)]
 
     nodes = fold(tree, restored)
-    # an inserted node at the top is no piece of any other: it stands for itself
+    # an inserted node at the top has no node above it, and is kept
     return nodes[0] if len(nodes) == 1 else Tree(tree.label.removesuffix(INSERTED), tuple(nodes))
 
 

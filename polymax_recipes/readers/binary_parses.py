@@ -12,7 +12,7 @@ def parse_binary(text: str) -> tuple[list[str], list[tuple[int, int]]]:
     """
     tokens: list[str] = []
     spans: list[tuple[int, int]] = []
-    # where an open bracket begins, and what it holds so far
+    # for each open bracket, its first token and the number of its children so far
     stack: list[list[int]] = [[0, 0]]
     # other white space can be part of a token
     for piece in filter(None, text.split(" ")):

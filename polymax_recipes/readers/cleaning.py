@@ -45,7 +45,7 @@ def plain_label(label: str) -> str:
         >>> [plain_label(label) for label in ("NP-SBJ-1", "NP=2", "NP;*SBJ*", "-LRB-", "PRP$", "ADVP|PRT")]
         ['NP', 'NP', 'NP', '-LRB-', 'PRP$', 'ADVP|PRT']
     """
-    # a separator at the front is the label itself
+    # a label may begin with a separator
     return re.sub(r"(?<=.)[-=;].*", "", label, count=1) if not label.startswith("-") else label
 
 

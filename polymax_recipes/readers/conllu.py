@@ -215,7 +215,7 @@ def tree_fault(heads: Sequence[int]) -> tuple[int, str] | None:
             return word, f"head must be from 0 to {n}, the number of words; got {head}"
     if n and not roots:
         return 0, "no word of this sentence is the root"
-    # 0 unseen, 1 on the way from the word at hand, 2 leads to a root
+    # 0 unseen, 1 on the path from the current word, 2 known to lead to a root
     state = [2] + [0] * n
     for word in range(1, n + 1):
         path, node = [], word

@@ -68,7 +68,7 @@ def parse_object(path: Path, number: int, text: str) -> dict[str, Any]:
     except json.JSONDecodeError as error:
         raise ReadError.at(path, number + error.lineno - 1, f"JSON expected: {error.msg}") from error
     except (ValueError, RecursionError) as error:
-        # numbers with too many digits, lists in lists without end
+        # numbers with too many digits, or lists that are nested too deep
         raise ReadError.at(path, number, f"JSON expected: {error}") from error
     if not isinstance(record, dict):
         raise ReadError.at(path, number, f"a JSON object expected; got {type(record).__name__}")

@@ -9,7 +9,7 @@ from polymax_recipes.readers.lines import Line, Path, ReadError, lines
 DOCUMENT = "-DOCSTART-"
 GLOBAL = re.compile(r"#\s*global\.columns\s*=\s*(.*)")
 
-# comments as CoNLL-U has them: a key and its value, and marks of documents and paragraphs
+# comments of CoNLL-U: a key and its value, and marks of documents and paragraphs
 METADATA = re.compile(r"#\s*(?:newdoc|newpar|[\w.:-]+\s+=)(?:\s.*)?")
 
 # a place from the left, a negative one from the right, or a name
@@ -71,7 +71,7 @@ class Layout:
         if self.columns < 2:
             raise ReadError.at(path, self.first, f"columns of tokens and tags expected; got {self.columns}")
         if not -self.columns <= column < self.columns:
-            # people count from 1
+            # users count columns from 1
             number = column + 1 if column >= 0 else column
             raise ReadError.at(path, self.first, f"no column {number} for the {what}; there are {self.columns}")
         return column % self.columns
@@ -112,7 +112,7 @@ def layout_of(path: Path, comments: bool | None = None, names: bool = False) -> 
         if line.text.startswith("#") and comments is not False:
             declared = GLOBAL.fullmatch(line.text)
             found = tuple(declared[1].split()) if declared else found
-            # where all lines begin so, they are tokens
+            # if all lines begin with "#", they are tokens
             marked = marked or (None if declared or comments else line)
             continue
         if names and not found:

@@ -114,7 +114,7 @@ def write(path: Path, texts: Iterable[str]) -> None:
     file = pathlib.Path(path)
     with atomic_write(file) as temporary, temporary.open("wb") as plain:
         if file.name.endswith(".gz"):
-            # neither the name nor the time goes into the file
+            # without name and time, equal contents give equal bytes
             with gzip.GzipFile(filename="", mode="wb", fileobj=plain, mtime=0) as packed:
                 packed.writelines(text.encode("utf-8") for text in texts)
         else:

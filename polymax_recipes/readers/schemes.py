@@ -101,7 +101,7 @@ def detect(sequences: Iterable[Sequence[str]]) -> Scheme:
         >>> detect([["O", "I-PER"], ["I-PER", "B-PER"]]).name
         'IOB1'
     """
-    # sequences are gone through once: they may be a file
+    # one pass over the sequences, which may come from a file
     prefixes: set[str] = set()
     keeps = {BIO.name: True, BIOES.name: True, IOB1.name: True}
     for tags in sequences:

@@ -28,7 +28,7 @@ def read_wave(path: Path) -> Sound:
         raise ValueError(f"{os.fspath(path)}: a .wav file of integers expected: {error}") from error
     whole = np.frombuffer(data[: len(data) // (width * channels) * width * channels], np.uint8).reshape(-1, width)
     if width == 1:
-        # 8 bits have no sign: 128 is silence
+        # samples of 8 bits are unsigned: 128 is silence
         values = whole[:, 0].astype(np.float64) - 128
     else:
         padded = np.zeros((len(whole), 4), np.uint8)

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from polymax_recipes.readers.jsonl import read_records
 from polymax_recipes.readers.lines import Path, ReadError, lines
 
-# endings of files that are tables whatever the task
+# endings of files that are tables for every task
 TABLES = (".csv", ".jsonl", ".parquet")
 PACKED = ".gz"
 

@@ -62,7 +62,7 @@ class Tree:
             [(0, 1, 'S'), (0, 0, 'NP'), (1, 1, 'VP')]
         """
         spans: list[Span] = []
-        # a node that was opened is met again when its last word is known
+        # an opened node is visited again when its last word is known
         stack: list[Tree | int] = [self]
         words = 0
         while stack:

@@ -24,7 +24,7 @@ def complete_series(path: Path, line: Line, series: Series) -> Series:
 def value_of(path: Path, line: Line, text: str) -> float:
     """The number that a text is; NaN for a missing one, a question mark."""
     try:
-        # Python reads 1_000, too
+        # float() would accept 1_000, too
         return float("nan") if text.strip() == "?" else float(text.replace("_", "?"))
     except ValueError:
         raise ReadError.at(path, line.number, f"a number expected; got {text!r}") from None

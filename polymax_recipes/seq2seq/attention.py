@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 import polymax as pm
 
-# those that bound the sum of a source word's weights over the sentence
+# mappings that bound the sum of a source word's weights over the sentence
 BOUNDED: dict[str, Callable[..., Tensor]] = {"csoftmax": pm.csoftmax, "csparsemax": pm.csparsemax}
 FREE: dict[str, Callable[[Any], Callable[..., Tensor]]] = {
     "softmax": lambda options: pm.softmax,
@@ -46,7 +46,7 @@ class SourceAttention(nn.Module):
     def __init__(self, name: str, options: Any) -> None:
         super().__init__()
         self.fertility = options.fertility
-        # keys are transformed once for all steps: what is left of a bilinear score is an inner product. it is scaled:
+        # keys are transformed once for all steps, so that a bilinear score becomes an inner product. it is scaled:
         # large scores put a sparse mapping on one word before anything is learned, and there it has no gradient
         scorer = pm.nn.DotScorer(options.hidden**-0.5)
         self.attention: nn.Module
@@ -64,7 +64,7 @@ class SourceAttention(nn.Module):
         if isinstance(self.attention, pm.nn.Attention):
             context, weights = self.attention(queries, source.keys, source.values, source.mask)
             return context, weights, left
-        # hypotheses have used up different words: each has the sentence to itself
+        # hypotheses have different fertilities left, so that each gets a copy of the sentence
         keys, values, mask = (
             part.unsqueeze(1).expand(-1, queries.shape[1], *part.shape[1:])
             for part in (source.keys, source.values, source.mask)

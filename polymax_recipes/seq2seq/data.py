@@ -60,7 +60,7 @@ def _parallel(source: Path, target: Path) -> Iterator[Referenced]:
 
 
 def _texts(row: Row, role: str) -> list[str]:
-    # files made by a splitter of sentences have texts that are empty
+    # files made by sentence splitters may have empty texts
     if found := [text for text in row.texts(role) if text.strip()]:
         return found
     raise row.error(f"{role} is empty")
@@ -81,7 +81,7 @@ class Pairs:
     def __init__(self, pairs: Sequence[tuple[str, str]], source: Vocabulary, target: Vocabulary) -> None:
         self.source = Ragged.of([*source.encode(text), END] for text, _ in pairs)
         self.target = Ragged.of([BEGIN, *target.encode(text), END] for _, text in pairs)
-        # a step of the decoder costs more than one of the encoder: targets are alike first, then sources
+        # a step of the decoder costs more than one of the encoder: batches are sorted by targets first, then by sources
         self.sizes = self.target.lengths * (self.source.lengths.max() + 1) + self.source.lengths
 
     def __getitem__(self, rows: Tensor) -> Batch:

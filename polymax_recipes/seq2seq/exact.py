@@ -55,7 +55,8 @@ def _best(
 ) -> tuple[tuple[int, ...] | None, float, bool]:
     """Words with a better score than given, if any were found; their score; True if they are proven to be the best."""
     encoded, state = model.encode(source, torch.tensor([source.shape[1]], device=source.device))
-    # the largest first: log-probabilities only fall, so a score stays below what it is at the greatest length
+    # a heap with the largest bound first: log-probabilities only fall, so that the score at the greatest length is a
+    # bound
     waiting = [(0.0, 0, Hypothesis((), 0.0, state, 0))]
     best, score, number, dropped = None, least, 1, -inf
     while waiting and most > 0:
@@ -78,7 +79,7 @@ def _best(
                 continue
             row[[PAD, BEGIN, END]] = -inf
             bounds, order = (row / search.longest**search.length_penalty).sort(descending=True, stable=True)
-            # more than can be extended need not wait, but they may keep the rest from being a proof
+            # hypotheses beyond `most` are dropped; if one had a better bound, the result is not proven
             kept = min(int((bounds > score).sum()), most)
             dropped = max(dropped, float(bounds[kept]) if kept < len(bounds) else -inf)
             for bound, word in zip(bounds[:kept].tolist(), order[:kept].tolist()):
@@ -94,5 +95,5 @@ def _extend(model: Seq2Seq, source: Source, chosen: list[Hypothesis]) -> tuple[S
     state = State(*(torch.stack(part).unsqueeze(0) for part in parts))
     last = torch.tensor([[one.words[-1] if one.words else BEGIN for one in chosen]], device=source.mask.device)
     state, _ = model.step(model.target(last), source, state)
-    # sums of many words keep their digits
+    # in float64, so that sums over many words keep their digits
     return state, model.log_probs(state.fed)[0].double().cpu()

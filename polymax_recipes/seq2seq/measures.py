@@ -17,8 +17,7 @@ def bleu(texts: list[str], wanted: Sequence[Sequence[str]]) -> float:
     See: Post 2018, A call for clarity in reporting BLEU scores.
     """
     sacrebleu = _package("sacrebleu")
-    # forced: that the text looks tokenized is no mistake where it is
-    # None is no reference
+    # `force` suppresses the warning about tokenized text; None stands for a missing reference
     columns = [list(column) for column in zip_longest(*wanted)]
     return round(sacrebleu.corpus_bleu(texts, columns, force=True).score, 10)
 

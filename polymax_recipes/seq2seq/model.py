@@ -62,7 +62,7 @@ class Seq2Seq(Model):
         """Return the encoded source, which all steps use, and the state before the first step, for one hypothesis."""
         embedded = self.dropout(self.source(source))
         packed = pack_padded_sequence(embedded, lengths.cpu(), batch_first=True, enforce_sorted=False)
-        # oneDNN has no LSTM in half precision where the processor has none; this says nothing about other devices
+        # on some processors oneDNN has no LSTM in half precision; other devices keep autocast
         with torch.autocast("cpu", enabled=False):
             outputs, (hidden, cell) = self.encoder(packed)
         values, _ = pad_packed_sequence(outputs, batch_first=True, total_length=source.shape[1])

@@ -48,7 +48,7 @@ def beam_search(model: Seq2Seq, source: Tensor, lengths: Tensor, search: Search)
     words = torch.full_like(rows, BEGIN).unsqueeze(2)
     scores = torch.zeros_like(rows, dtype=torch.float32)
     never, last = torch.tensor([PAD, BEGIN], device=source.device), torch.tensor([END], device=source.device)
-    # the best scores of those that have ended
+    # the best scores of complete hypotheses
     ends = torch.full_like(scores, -torch.inf).expand(-1, search.beam)
     found = Found(
         torch.full_like(rows, PAD).repeat(1, search.longest),
@@ -75,7 +75,7 @@ def beam_search(model: Seq2Seq, source: Tensor, lengths: Tensor, search: Search)
         parents, following = chosen // extended.shape[2], chosen % extended.shape[2]
         words = torch.cat([words[rows, parents], following.unsqueeze(2)], 2)
         state = state.chosen(parents)
-    # the first hypothesis is the best of those that go on
+    # the first hypothesis is the best unfinished one
     missing = (found.scores == -torch.inf).unsqueeze(1)
     begun = torch.where(missing, words[:, 0, 1:], found.words[:, : words.shape[2] - 1])
     return found._replace(words=torch.cat([begun, found.words[:, words.shape[2] - 1 :]], 1))

@@ -82,7 +82,7 @@ class Seq2SeqTask(Task):
         return Pairs([example.pair for example in examples], vocabularies["source"], vocabularies["target"])
 
     def tokens(self, data: Pairs) -> Tensor:
-        # those that are written: words and END
+        # the number of words to write, with END
         return data.target.lengths - 1
 
     def model(self, options: Seq2SeqOptions, vocabularies: Vocabularies) -> Seq2Seq:
@@ -107,7 +107,7 @@ class Seq2SeqTask(Task):
         }
 
     def measures_to_log(self, trained: Trained, dev: list[Referenced]) -> Report:
-        # the best word at each step: a beam would take longer than the epoch
+        # greedy search: a beam would take longer than the epoch
         quick = replace(trained, options=replace(trained.options, beam=1, exact=0))
         shown = dev[:LOGGED]
         found = found_targets(quick, [example.source for example in shown])
@@ -132,7 +132,7 @@ class Seq2SeqTask(Task):
         full = [text for text in inputs if text.strip()]
         targets = iter(found_targets(trained, full).words if full else ())
         for text in inputs:
-            # an empty line stays one
+            # an empty line stays empty
             yield trained.vocabularies["target"].decode(target_words(next(targets))) if text.strip() else ""
 
 

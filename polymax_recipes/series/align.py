@@ -56,7 +56,7 @@ def aligned(x: Tensor, y: Tensor, smoothing: str, gamma: float, band: int | None
     value = discrepancy(smoothing, cost, gamma, band=band)
     (expected,) = torch.autograd.grad(value, cost)
     (path,) = torch.autograd.grad(discrepancy("hard", cost, gamma, band=band), cost)
-    # every step makes row + column larger
+    # in path order: every step increases row + column, and rows do not fall
     cells = path.nonzero()
     return Aligned(value.detach(), expected, path, cells[cells.sum(1).argsort()])
 

@@ -57,7 +57,7 @@ def align(
             console.print(text, highlight=False, soft_wrap=True, markup=False)
 
         say(f"series {len(x)} and {len(y)} steps, {x.shape[1]} dimensions")
-        # a sum with 0 has no sign where it is 0
+        # adding 0.0 turns -0.0 into 0.0
         say(f"discrepancy {found.value.item() + 0.0:.6g}")
         say(f"expected {int((found.expected > 0).sum())} cells above 0, of {found.expected.numel()}")
         say("path " + " ".join(f"{i},{j}" for i, j in found.cells.tolist()))
@@ -90,7 +90,7 @@ def plot_centroids(
         files = [Path(file) for file in Config.read(Run(run).config).files["train"]] if data is None else [data]
         examples = read_labelled_series(files)
         dimensions = shape_of(trained.vocabularies).dimensions
-        # refuses series of another kind
+        # raises an error for series that do not fit the model
         trained.task.encode(examples, trained.vocabularies)
         if not 0 <= dimension < dimensions:
             fail(f"--dimension must be from 0 to {dimensions - 1}; got {dimension}")

@@ -8,7 +8,7 @@ from polymax_recipes.readers.lines import Line, ReadError
 from polymax_recipes.readers.series import Series, parse_values
 from polymax_recipes.readers.ucr_text import is_header, parse_text_series
 
-# of lines that are no file's
+# names of lines that do not come from a file
 NAMELESS = ("-", "input")
 UNKNOWN = "?"
 

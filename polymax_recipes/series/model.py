@@ -12,11 +12,11 @@ from polymax_recipes.series.data import Batch, LabelledSeries, Shape
 from polymax_recipes.series.warp import discrepancy
 from polymax_recipes.training.task import Model
 
-# of Lloyd's algorithm, which splits a class before its centroids are learned
+# rounds of Lloyd's algorithm, which splits a class before its centroids are learned
 ROUNDS = 10
-# of the distance of series from the mean of their class: changes below it are the rounding of float32
+# relative to the distance of series from the mean of their class: smaller changes are rounding of float32
 TOLERANCE = 1e-7
-# that the CPU compares in one call: more would leave its caches, and the memory that its allocator keeps
+# cells that the CPU compares in one call, so that they stay in its caches
 CELLS = 1 << 20
 
 
@@ -38,7 +38,7 @@ class Classes(Model):
         """
         count = batch.labels.new_full((), len(batch.labels))
         if self.training:
-            # float32 would round away what a line search compares
+            # in float64: a line search compares close values
             return {"loss": (self.own(batch).double().sum(), count)}
         nearest = self.distances(batch).amin(2)
         numbers = torch.arange(nearest.shape[1], device=nearest.device)
@@ -83,7 +83,7 @@ class Nearest(Classes):
         return found.scatter_reduce(1, self.labels.expand_as(every), every, "amin").unsqueeze(2)
 
     def own(self, batch: Batch) -> Tensor:
-        # a series is at no distance from itself
+        # the distance of a series to itself is 0
         return batch.values.new_zeros(len(batch.labels))
 
     def _discrepancy(self, cost: Tensor, lengths: Any) -> Tensor:
@@ -109,7 +109,7 @@ class Centroids(Classes):
         self.options = options
         space = (len(shape.sizes), options.centroids, max(shape.sizes), shape.dimensions)
         self.centroids = nn.Parameter(torch.zeros(space))
-        # not saved: the vocabularies say it
+        # not saved, since it follows from the vocabularies
         self.register_buffer("sizes", torch.tensor(shape.sizes), persistent=False)
         self.scale = 0.0
 
@@ -183,7 +183,7 @@ def grouped_means(points: Tensor, k: int) -> Tensor:
     if k > 1:
         means = flat[torch.cdist(flat, means).argmin(0)]
         while len(means) < k:
-            # the farthest from all that are chosen
+            # the point farthest from all chosen ones
             means = torch.cat([means, flat[torch.cdist(flat, means).amin(1).argmax()].unsqueeze(0)])
         for _ in range(ROUNDS):
             chosen = torch.cdist(flat, means).argmin(1)

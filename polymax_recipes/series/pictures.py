@@ -11,7 +11,7 @@ from polymax.plot.words import write_title
 
 # panels side by side
 COLUMNS = 4
-# many lines are as pale as few are dark
+# total ink of a panel: the more lines, the paler each
 INKS = 6.0
 
 

@@ -23,12 +23,12 @@ def _refusal(status: bytes, message: bytes) -> bytes:
 
 BUSY = _refusal(b"503 Service Unavailable", b"too many connections; try again later")
 MALFORMED = _refusal(b"400 Bad Request", b"this is not a request of HTTP/1.1")
-# h11 takes headers that go on in the next line, and lines that end in a line feed alone; proxies may not
+# h11 accepts headers continued in the next line, and lines that end in a bare line feed; proxies may not
 DOUBTFUL = re.compile(rb"\n[ \t]|(?<!\r)\n")
 END = re.compile(rb"\n\r?\n")
-# how often a connection is looked at, in seconds
+# seconds between checks of a connection
 TICK = 0.25
-# bytes of an answer that must have been taken within the time of arrival, for it to go on
+# bytes of an answer that a client must read within each period of `arrival` seconds
 PROGRESS = 1 << 16
 
 
@@ -39,7 +39,7 @@ def doubtful(data: bytes, before: bytes = b"") -> bool:
         >>> doubtful(b"X: 1\\r\\nY: 2\\r\\n\\r\\n\\n"), doubtful(b"X: 1\\r\\n Y: 2"), doubtful(b"X: 1\\nY: 2")
         (False, True, True)
     """
-    # what came before was judged, but a line may end between the two
+    # the bytes before were checked, but a line may end between both parts
     last = before[-3:]
     data = (b"\r" if last.startswith(b"\n") else b"") + last + data
     end = END.search(data)
@@ -80,13 +80,13 @@ def watched(server: "Server") -> type[asyncio.Protocol]:
         def on_response_complete(self) -> None:
             self._waits_since = time.monotonic()
             if doubtful(self.conn.trailing_data[0]):
-                # the next request, which came together with this one
+                # drop a second request that was sent with this one
                 self.transport.close()
             super().on_response_complete()
 
         def send_400_response(self, msg: str) -> None:
             if self.cycle is not None and not self.cycle.response_complete:
-                # an answer to a request whose body cannot be read has no use
+                # do not answer a request whose body cannot be read
                 self.cycle.disconnected = True
                 self.cycle.message_event.set()
             if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):

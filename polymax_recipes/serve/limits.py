@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from polymax_recipes.serve.errors import Refused
 from polymax_recipes.text.tokenizer import tokens as tokens_of_text
 
-# the work of one request: so many inputs of the largest size
+# the largest work of a request, in inputs of the largest size
 MOST_SHARES = 16.0
 # characters of a word at which a tokenizer of word pieces may cut it
 PIECE = 8
@@ -62,7 +62,7 @@ WORK: dict[str, Work] = {
     "protein-align": Work(2_000, 2, 200),
     "series": Work(2_000, 2, 200),
 }
-# a task that is not of this library
+# tasks outside of this library
 OTHER = Work(20_000, 1, 1_000)
 
 

@@ -73,7 +73,7 @@ class Models:
             try:
                 self(str(number), [(EXAMPLES[task], asked)] if task in EXAMPLES else [])
             except Exception:
-                # such as a loss without probabilities: requests are told
+                # such as a loss without probabilities; requests then get an error
                 continue
 
 

@@ -120,7 +120,7 @@ def checked(runs: Sequence[Served], limits: Limits, body: Any) -> tuple[int, lis
 
 def _is_input(task: str, one: Any) -> bool:
     if task not in INPUTS:
-        # a task of somebody else's refuses for itself
+        # tasks of other packages check their inputs themselves
         return True
     is_list = isinstance(one, list) and bool(one)
     texts = is_list and all(isinstance(part, str) for part in one)

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 import torch
 
-# words of torch's errors of memory
+# words in torch's out-of-memory errors
 MEMORY = ("memory", "alloc")
 LARGE = "this input needs more memory than the server gives it; send a shorter one"
 
@@ -60,7 +60,7 @@ def outcomes(compute: Work, kind: str, given: list[Any]) -> list[bytes | Failure
     except Exception as error:
         if len(given) == 1:
             return [failure(error)]
-        # its tensors must be gone before the next begins
+        # free its tensors before the next input
         del error
     return [outcome for one in given for outcome in outcomes(compute, kind, [one])]
 
@@ -81,7 +81,7 @@ def bound_memory(size: int) -> None:
     """Limit the memory of this process to so many bytes more than it uses, if the system can limit it."""
     status = Path("/proc/self/status")
     if not status.exists() or torch.cuda.is_initialized():
-        # the driver of a GPU reserves addresses beyond all bounds
+        # the driver of a GPU reserves more addresses than any limit
         return
     import resource
 

@@ -79,7 +79,7 @@ OUTPUTS["classify"] = OUTPUTS["listops"] = {
     "rationales": {"type": "array", "items": _INTEGERS},
 }
 
-# an input of each task, with which its kernels are compiled ahead
+# an input of each task, used to compile its kernels ahead
 EXAMPLES: dict[str, Any] = {
     "tag": ["a", "b"],
     "parse": ["a", "b"],
@@ -94,7 +94,7 @@ EXAMPLES: dict[str, Any] = {
     "series": [0.0, 1.0, 0.5],
 }
 
-# a task that is not of this library says nothing of its inputs and outputs here: `Trained.results` takes what it takes
+# inputs and outputs of tasks outside of this library are unknown: they are those of `Trained.results`
 UNKNOWN: dict[str, Any] = {"description": "what the task takes"}
 
 

@@ -31,7 +31,7 @@ DEEPEST = 32
 # connections that the system keeps until they are accepted
 BACKLOG = 512
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
-# a page of ours asks this server alone, and runs no script but its own files
+# pages may connect only to this server, and run only its scripts
 POLICY = "default-src 'self'; img-src 'self' data: blob:; object-src 'none'; base-uri 'none'; frame-ancestors 'none'"
 HEADERS = [
     (b"x-content-type-options", b"nosniff"),
@@ -154,7 +154,7 @@ def listening(address: tuple[str, int]) -> socket.socket:
         opened.listen(BACKLOG)
     except OSError as error:
         opened.close()
-        # the system does not say which address cannot be had
+        # the system's error does not name the address
         raise OSError(error.errno, error.strerror, f"{host}:{port}") from None
     return opened
 
@@ -221,7 +221,7 @@ class _Application:
         found = asyncio.ensure_future(self.server.answer(method, request.url.path, data))
         if method != "POST":
             return await found
-        # a client that is gone before its answer needs none
+        # stop if the client disconnects before its answer
         gone = asyncio.ensure_future(body.receive())
         try:
             await asyncio.wait({found, gone}, return_when=asyncio.FIRST_COMPLETED)

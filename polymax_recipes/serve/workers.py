@@ -26,11 +26,11 @@ BUSY = "too many requests wait already; try again later"
 DIED = "the process that computed this ended before it had an answer; it may have needed too much memory"
 # seconds in which a process must have loaded its models and compiled its kernels
 STARTING = 600.0
-# seconds between looks at a process that computes
+# seconds between checks of a computing process
 LOOK = 0.05
-# seconds that work may go on for which nobody waits: to start a process takes about as long
+# seconds that abandoned work may continue, about the time to start a new process
 GRACE = 2.0
-# the part of its time that an input may wait for others in its batch
+# the share of its time that an input may wait for others of its batch
 PATIENCE = 1 / 3
 
 
@@ -127,7 +127,7 @@ class Pool:
         except TimeoutError:
             raise Refused(504, f"the result took longer than {seconds:g} s") from None
         finally:
-            # what nobody waits for is not computed any more
+            # abandoned inputs are not computed
             for item in items:
                 item.result.cancel()
 

@@ -53,7 +53,7 @@ def log_bands(samples: Tensor, frames: Frames) -> Tensor:
         tensor([4])
     """
     half = frames.window // 2
-    # too short a sound has no mirror image to go on with
+    # a short sound cannot be mirrored at its ends
     extended = pad(samples[None], (half, frames.window), mode="constant")[0]
     spectrum = torch.stft(
         extended[: frames.hop * (len(samples) // frames.hop) + frames.window],

@@ -95,7 +95,7 @@ class SpeechAlignTask(Task):
             abs(first - second)
             for one, result in zip(examples, found)
             if one.ends is not None
-            # the first token begins with the sound, and the last ends with it
+            # inner boundaries only: the first token begins with the sound, and the last ends with it
             for first, second in zip(one.ends[:-1], result.ends[:-1])
         ]
         if errors:
@@ -110,7 +110,7 @@ class SpeechAlignTask(Task):
     def accept(self, trained: Trained, file: str, unit: list[Line]) -> Utterance | None:
         one = self.parse(file, unit)
         if one is not None:
-            # refuses what the model cannot take
+            # raises an error for inputs that do not fit the model
             self.encode([one], trained.vocabularies)
         return one
 

@@ -21,7 +21,7 @@ FORMANTS = {
     "s": (2600.0, 5200.0),
     "z": (250.0, 5200.0),
 }
-# durations of a token in seconds, how far a speaker's frequencies are from these, and how long tones fade
+# shortest and longest duration of a token in seconds; relative spread of speakers' frequencies; seconds of fading
 SHORTEST, LONGEST, SPREAD, FADE = 0.06, 0.3, 0.05, 0.01
 
 

@@ -73,7 +73,7 @@ def relaxed_tags(rules: Sequence[Rule], unary: list[Tensor], transition: Tensor)
         places.append(at[:n])
     owners, count = _logic(rules, places, factors, int(starts[-1]))
     graph = pm.FactorGraph(count, factors)
-    # -inf for what a scheme forbids, which is known to the chain
+    # scores of tags, -inf for tags that a scheme forbids; the variables added by rules have score 0
     scores = torch.cat([*(t.double().flatten() for t in unary), transition.new_zeros(count - int(starts[-1])).double()])
     private = [transition.double().expand(max(longest - 1, 0), tags, tags)] * len(unary)
     try:

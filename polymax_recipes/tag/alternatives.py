@@ -10,9 +10,9 @@ from polymax import Chain
 from polymax.structures.chain import ChainParts
 from polymax_recipes.tag.model import SMOOTHINGS, SPARSE, Scored
 
-# taggings that are listed where every one has a probability
+# taggings that are listed if all have a positive probability
 BEST = 5
-# and the most of a sparse distribution
+# taggings of a sparse distribution that are listed at most
 LARGEST = 100
 
 
@@ -38,7 +38,7 @@ def alternatives(loss: str, scored: Scored) -> Iterator[list[Tagging]]:
     if loss not in SMOOTHINGS:
         raise ValueError(f"--distribution needs a loss with probabilities, {', '.join(SMOOTHINGS)}; got {loss}")
     assert scored.chain.lengths is not None
-    # one by one: a long sentence among them does not make room for all
+    # one by one: a batch would be padded to the longest sentence
     for unary, length in zip(scored.unary, scored.chain.lengths.tolist()):
         scores = unary[:length], scored.transition
         distribution = SMOOTHINGS[loss](Chain()).distribution(*scores)
@@ -59,5 +59,5 @@ def support_size(mu: ChainParts) -> int:
     counts: Tensor = (mu.unary[0] > 0).double()
     for step in mu.transition > 0:
         counts = counts @ step.double()
-    # what is too large to be a number is too large to be listed
+    # bounded, since counts may overflow; so many sequences are not listed anyway
     return max(int(counts.sum().clamp(max=2.0**62)), 1)

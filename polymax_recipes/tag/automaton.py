@@ -13,7 +13,7 @@ import numpy as np
 
 from polymax_recipes.tag.rules import Rule
 
-# numbers that a recursion may keep
+# values that a recursion may store
 LARGEST = 50_000_000
 
 
@@ -27,7 +27,7 @@ class Memory:
     def size(self) -> int:
         if self.rule.kind in ("implies", "excludes"):
             return 4
-        # at least: as many as are asked for or more; at most and exactly: one more is too many
+        # counts stop at `count` for "at least", and at `count` + 1, which is too many, for "at most" and "exactly"
         return self.rule.count + (1 if self.rule.kind == "at least" else 2)
 
     def after(self, tags: int) -> np.ndarray:

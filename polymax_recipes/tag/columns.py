@@ -9,7 +9,7 @@ from polymax_recipes.readers.layout import Column
 from polymax_recipes.training.vocabulary import Words
 
 CONLLU = ("ID", "FORM", "LEMMA", "UPOS", "XPOS", "FEATS", "HEAD", "DEPREL", "DEPS", "MISC")
-# what stands in the column of tags where there is none yet
+# entries of the column of tags that stand for a missing tag
 NO_TAG = ("_", "-", "?", "O", "")
 
 
@@ -112,7 +112,7 @@ def looks_wrong(examples: Sequence[Tagged]) -> str | None:
     same = sum(token == tag for token, tag in pairs)
     if 2 * same > len(pairs):
         return f"{same} of {len(pairs)} tags are equal to their tokens; are --token-column and --tag-column right?"
-    # tags are few and tokens are many: of a handful nothing can be said
+    # there should be few tags and many tokens; small files are not judged
     if len(tags) > max(len(tokens), 20):
         what = f"there are more different tags, {len(tags)}, than tokens, {len(tokens)}"
         return f"{what}; are --token-column and --tag-column the wrong way round?"

@@ -154,7 +154,7 @@ def vocabularies_of(
     tokens = [sentence.tokens for sentence in examples]
     names = tuple(sorted(tags))
     stored = read_rules(Path(constraints)) if constraints else ()
-    # a rule that is none is told before the training
+    # an invalid rule is an error before the training
     rules_on(stored, names)
     return {
         **(encoder_vocabularies(encoder) if encoder else token_vocabularies(tokens, words)),

@@ -17,8 +17,8 @@ from polymax_recipes.text.chosen import reader_of
 from polymax_recipes.training.task import Model, Vocabularies
 from polymax_recipes.training.vocabulary import Words, stored_words
 
-# up to a duality gap that no loss shows: among the many mixtures with the same tags, flat scores of transitions are
-# improved by thousands of tiny steps
+# the tolerance is a duality gap below the digits of printed losses; with flat transitions, smaller gaps take thousands
+# of tiny steps
 SOLVER = pm.ActiveSet(tol=1e-6)
 LOSSES: dict[str, Callable[..., Tensor]] = {
     "crf": pm.crf_loss,
@@ -30,7 +30,7 @@ LOSSES: dict[str, Callable[..., Tensor]] = {
 NAMES = (*LOSSES, "softmax")
 SMOOTHINGS: dict[str, Callable[[pm.Chain], Any]] = {
     "crf": pm.Marginals,
-    # without transitions it is each token's softmax
+    # without transitions this is the softmax of each token
     "softmax": pm.Marginals,
     "sparse-dp": lambda structure: pm.LocalMax(structure, pm.Gini()),
     "sparsemap": pm.SparseMap,
@@ -70,7 +70,7 @@ class Tagger(Model):
         self.spell_spans = spell_spans(self.names)
         allowed = constraints_of("".join(stored_words(vocabularies, "rules").words), self.names)
         for name, part in zip(("moves", "first", "last"), allowed or (None, None, None)):
-            # not saved: the vocabularies say it
+            # not saved, since it follows from the vocabularies
             self.register_buffer(name, part, persistent=False)
         constraints = vocabularies.get("constraints")
         stored = constraints.words if isinstance(constraints, Words) else ()
@@ -83,7 +83,7 @@ class Tagger(Model):
 
     def forward(self, batch: Batch | PieceBatch) -> Scored:
         """The scores of a batch."""
-        # all but the tags is for the reader
+        # the reader takes all tensors except the tags
         unary = self.tags(self.reader(*batch[:-1])).float()
         chain = pm.Chain(batch.lengths)
         if self.options.loss == "softmax":
@@ -109,7 +109,7 @@ class Tagger(Model):
             wanted = batch.tags.clamp(min=-1)
             total = cross_entropy(scored.unary.flatten(0, 1), wanted.flatten(), ignore_index=-1, reduction="sum")
         else:
-            # tags of the training are known, and only others are worth asking for
+            # training data have no unknown tags, so that only other data are tested
             partial = not self.training and bool((batch.tags == -2).any())
             y = pm.Partial(batch.tags) if partial else batch.tags
             scores = (scored.unary, scored.transition)

@@ -9,7 +9,7 @@ from polymax_recipes.readers.columns import Tagged
 from polymax_recipes.readers.schemes import BIO, BIOES, detect, spans_of, split_tag
 
 RULES = {BIO.name: bio_constraints, BIOES.name: bioes_constraints}
-# of a tag that training did not have: a span of no known type
+# the name of unknown tags: a span of unknown type
 UNKNOWN_SPAN = "I-?"
 
 
@@ -47,7 +47,7 @@ def rules_of(examples: Sequence[Tagged]) -> str:
         ('BIO', '')
     """
     tags = {tag for sentence in examples for tag in sentence.tags}
-    # without O some sentences may have no tags that keep the rules
+    # without O, no tags of some sentences might keep the rules
     if "O" not in tags or not spell_spans(tags):
         return ""
     try:

@@ -44,9 +44,9 @@ from polymax_recipes.training.measured import to_device
 from polymax_recipes.training.task import Model, Report, Task, Trained, Vocabularies, option
 from polymax_recipes.training.vocabulary import UNKNOWN, Words, stored_words
 
-# of lines that begin with #
+# True if lines that begin with # are comments, None to decide by the file
 COMMENTS = {"auto": None, "yes": True, "no": False}
-# tokens from which on no mistake at all is strange
+# from this number of tokens, an accuracy of 1 is suspicious
 MANY = 1000
 
 
@@ -103,7 +103,7 @@ class TagTask(Task):
         except ReadError as error:
             if options.skip_bad:
                 raise
-            # advice that helps: some files have nothing that can be read
+            # the advice is optional: some files cannot be read at all
             with suppress(ReadError):
                 if self._examples(files, options, []):
                     raise ValueError(f"{error}; --skip-bad leaves out what cannot be read") from None
@@ -244,7 +244,7 @@ class TagTask(Task):
         owners = [number for number, sentence in zip(documents, inputs) if sentence.rows]
         found = iter(best_tags(trained, encoded, owners) if full else ())
         for sentence in inputs:
-            # what has no tokens stays as it is
+            # units without tokens do not change
             yield from sentence.tagged(next(found)) if sentence.rows else sentence.lines
 
 
@@ -335,7 +335,7 @@ def chosen_columns(options: TagOptions) -> Chosen:
         return Chosen(options.token_column, options.tag_column)
     if options.token_column or options.tag_column:
         raise ValueError("--columns must come without --token-column and --tag-column, which name the same columns")
-    # people count from 1
+    # users count columns from 1
     spelled = {role: str(c + (c >= 0)) if isinstance(c, int) else c for role, c in given.items()}
     return Chosen(spelled.get("token", ""), spelled.get("tag", ""))
 
@@ -355,7 +355,7 @@ def _names(trained: Trained, tags: list[int]) -> list[str]:
 
 def untagged_sentences(trained: Trained, sentences: Iterable[list[str]]) -> Sentences:
     """Sentences with unknown tags, in the form that a model takes."""
-    # O is a tag in every scheme; nothing reads them
+    # placeholders, which are not read: O is a tag in every scheme
     return Sentences([Tagged(tokens, ["O"] * len(tokens)) for tokens in sentences], trained.vocabularies)
 
 

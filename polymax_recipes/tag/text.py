@@ -94,7 +94,7 @@ class Reader:
             rows = rows[1:]
         plain = [k for k in rows if not block[k].text.startswith("#")]
         counts = self._counts() if not plain else {len(cut[plain[0]])}
-        # comments are told from tokens as in files of the training
+        # comments are recognized by the rule of the training files
         return [k for k in rows if block[k].text[0] != "#" or not looks_like_comment(block[k], len(cut[k]) in counts)]
 
     def _counts(self) -> set[int]:
@@ -119,7 +119,7 @@ class Reader:
         return places[0], places[1]
 
     def _conllu(self, file: str, block: list[Line], cut: list[list[str]]) -> Untagged:
-        # flags of a training on other files are not about these
+        # flags of a training on other files do not apply to these
         other = self.remembered is not None and self.remembered.of_columns(0) is None
         token, tag = FIRST_AND_LAST.conllu if other else self.chosen.conllu
         rows = []

@@ -16,7 +16,7 @@ from polymax_recipes.training.batches import Ragged
 from polymax_recipes.training.task import Vocabularies
 from polymax_recipes.training.vocabulary import Subwords, Words, stored_words
 
-# of a configuration: code, kernels, models and arithmetic that have their place elsewhere
+# fields of a configuration that fetch code, kernels or models, or change the arithmetic
 FETCHED = (
     "auto_map",
     "attn_implementation",
@@ -32,7 +32,7 @@ FETCHED = (
     "use_timm_backbone",
     "name_or_path",
 )
-# of a configuration: where it was, and what wrote it
+# fields of a configuration that name its origin and the program that wrote it
 PASSING = ("_name_or_path", "transformers_version", "dtype")
 
 
@@ -57,7 +57,7 @@ class PieceTable:
         assert isinstance(subwords, Subwords)
         longest = longest_text(configuration(vocabularies))
         encoded = subwords.tokenizer.encode_batch([list(tokens) for tokens in sentences], is_pretokenized=True)
-        # what ends a text is kept
+        # a text that is cut keeps its end marks
         self.pieces = Ragged.of(e.ids if len(e.ids) <= longest else [*e.ids[: longest - 1], e.ids[-1]] for e in encoded)
         self.firsts = Ragged.of(_firsts(e.word_ids, len(s), longest - 1) for e, s in zip(encoded, sentences))
         self.sizes = self.firsts.lengths
@@ -109,7 +109,7 @@ def encoder_vocabularies(encoder: str) -> Vocabularies:
     backend = tokenizer.backend_tokenizer
     backend.no_truncation()
     backend.no_padding()
-    # text never reads as a special
+    # special tokens in a text are encoded as ordinary text
     backend.encode_special_tokens = True
     config = _from(encoder, "AutoConfig").to_dict()
     for name in PASSING:

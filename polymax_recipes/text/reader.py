@@ -55,7 +55,7 @@ class TextReader(nn.Module):
             words = torch.where(dropped & (words != PAD), UNKNOWN, words)
         entering = self.dropout(torch.cat([self.words(words), self.spelled(characters)], -1))
         packed = pack_padded_sequence(entering, lengths.cpu(), batch_first=True, enforce_sorted=False)
-        # oneDNN has no LSTM in half precision where the processor has none; this says nothing about other devices
+        # on some processors oneDNN has no LSTM in half precision; other devices keep autocast
         with torch.autocast("cpu", enabled=False):
             outputs, _ = self.lstm(packed)
         states, _ = pad_packed_sequence(outputs, batch_first=True, total_length=words.shape[1])
@@ -65,6 +65,6 @@ class TextReader(nn.Module):
         """Return vectors of words from their characters: (b, n, c) to (b, n, h)."""
         flat = characters.flatten(0, 1)
         found = self.spelling(self.letters(flat).transpose(1, 2))
-        # tanh is above -1, so that padding never is the largest
+        # tanh is above -1, so that padding with -1 is never the maximum
         found = torch.where((flat != PAD).unsqueeze(1), torch.tanh(found), -1)
         return found.amax(2).unflatten(0, characters.shape[:2])

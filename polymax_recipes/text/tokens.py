@@ -11,7 +11,7 @@ from polymax_recipes.training.batches import Ragged
 from polymax_recipes.training.task import Vocabularies
 from polymax_recipes.training.vocabulary import PAD, SPECIALS, UNKNOWN, Words
 
-# characters of a word that are read: half of them its first, half its last
+# characters of a word that are read: its first 16 and its last 16
 LONGEST = 32
 
 
@@ -32,7 +32,7 @@ class TokenTable:
     def __init__(self, sentences: Sequence[Sequence[str]], vocabularies: Vocabularies) -> None:
         words, characters = (numbers(vocabularies[name]) for name in ("words", "characters"))
         forms = {token: k for k, token in enumerate({t: None for sentence in sentences for t in sentence}, 1)}
-        # what pads a sentence is the form 0, and its one character pads too
+        # form 0 pads sentences; its only character is padding, too
         spelled = ([characters.get(letter, UNKNOWN) for letter in shorten(form)] for form in forms)
         self.letters = Ragged.of(chain([[PAD]], spelled))
         self.forms = Ragged.of([forms[token] for token in sentence] for sentence in sentences)

@@ -37,7 +37,7 @@ def save_into(opened: IO[bytes], stored: dict[str, Any]) -> None:
     try:
         torch.save(stored, opened)
     except RuntimeError as error:
-        # of an archive that cannot be closed, because it could not be written
+        # torch raises a RuntimeError if it cannot close an archive after a failed write
         if isinstance(error.__context__, OSError):
             raise error.__context__ from None
         raise

@@ -62,7 +62,7 @@ def add(app: typer.Typer) -> None:
     def train(task: TaskFile = None) -> None:
         """Train a model of a task, or resume its training."""
 
-    # a group without commands would not be one
+    # an empty group would be an error of typer
     for name in MODULES:
         _add_task(group, name)
     app.add_typer(group, name="train")
@@ -91,7 +91,7 @@ def _add_task(group: typer.Typer, name: str) -> None:
     try:
         task = named(name)
     except ImportError as error:
-        # a package of somebody else that cannot be imported is no reason to stop
+        # an error in another package must not stop this command
         print(f"warning: the task {name} cannot be loaded: {error}", file=sys.stderr)
         return
     group.command(name, help=f"Train to {task.summary}.")(train_command(task))
@@ -200,7 +200,7 @@ def predict(
         if output is None:
             if resume or force:
                 raise ValueError(f"--{'resume' if resume else 'force'} must come with --output")
-            # the shell has opened it, to be written from its end
+            # the output of `>>` would be appended to the input itself
             if same_file(Path("/dev/stdout"), source):
                 raise ValueError(f"INPUT: {source} is the file that is written; it must be another one")
         else:
@@ -220,7 +220,7 @@ def predict(
             first = [*earlier, trained][0]
 
             def read() -> Iterable[Line]:
-                # the last run knows what the others must write
+                # the last run determines the form in which the others write
                 return tokenized_lines(trained, _lines(source)) if text else input_lines(first, source, columns)
 
             skipped: list[ValueError] | None = [] if skip_bad else None
@@ -232,7 +232,7 @@ def predict(
                     sys.stdout.writelines(line + "\n" for line in piece.output)
                 _list_skipped(skipped)
                 return
-            # the name may be that of another model tomorrow
+            # the digest of the weights, since the directory may hold another model later
             weights = [Run(run).weights for run in runs]
             told = [one.options for one in (*earlier, trained)]
             model = f"{digest(weights)} {' '.join(map(str, told))}{f' {shard}' if part.count > 1 else ''}"
@@ -359,7 +359,7 @@ def _lines(source: Path) -> Iterable[Line]:
 def _from_field(field: Any) -> Parameter:
     choices = f" One of: {', '.join(field.metadata['choices'])}." if field.metadata["choices"] else ""
     kind = type(field.default)
-    # what is not given is None: a resumed run can tell it from a default that was asked for
+    # options that are not given are None, so that a resumed run distinguishes them from given defaults
     default = (
         "" if field.default == "" else f" [default: {str(field.default).lower() if kind is bool else field.default}]"
     )

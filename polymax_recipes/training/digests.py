@@ -63,7 +63,7 @@ def digest(files: Sequence[Path]) -> str:
 
 
 def _below(file: Path) -> list[Path]:
-    # what a library caches beside a dataset is not a part of it
+    # without files that a library caches beside a dataset
     return sorted(p for p in file.rglob("*") if p.is_file() and "cache" not in p.name) if file.is_dir() else [file]
 
 

@@ -28,9 +28,9 @@ from polymax_recipes.training.run import (
 from polymax_recipes.training.settings import Learning, Running, flag, made, use_threads
 from polymax_recipes.training.task import Report, Task, Trained, Vocabularies, measured, named
 
-# of the parts train, dev and test; a part may take several files
+# files of the parts train, dev and test; a part may have several files
 Files = Mapping[str, Sequence[Path]]
-# inputs that a run keeps to show, among the first so many of dev, and the words that such an input has best
+# SAMPLES inputs are kept to show: of the first SCANNED dev examples, those nearest to READABLE words in length
 SAMPLES = 5
 SCANNED = 200
 READABLE = 9
@@ -76,7 +76,7 @@ def trained_on(task: Task, config: Config, run: Run, resume: bool, given: dict[s
     measures = (lambda: task.measures_to_log(trained, used["dev"])) if task.logged else None
     data = Data(encoded["train"], encoded["dev"], task.tokens(encoded["train"]), measures)
     steps = Steps(model, data, config.learning, config.running.workers)
-    # before anything is written: what cannot begin leaves nothing behind
+    # make the trainer before writing, so that its errors leave no files behind
     trainer = make_trainer(steps, run, config)
     if first_process():
         run.path.mkdir(parents=True, exist_ok=True)
@@ -151,7 +151,7 @@ def resumed_configuration(task: Task, files: Files, run: Run, given: dict[str, A
         )
     encoder = asked.get("encoder")
     if encoder and not run.last.exists() and "encoder" not in given:
-        # the directory may come from a stranger, and its name would be looked up on the network
+        # the directory may come from a stranger, and transformers would look the name up on the network
         raise ValueError(f"{run.config} names the encoder {encoder!r}; to load it, give --encoder {encoder} once more")
     options = made(task.Options, _own(task.Options, given), stored.options)
     running = made(Running, _own(Running, given), stored.running)

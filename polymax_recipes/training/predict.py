@@ -173,11 +173,11 @@ def write_predictions(
         if stored.exists() and part.exists() and not force:
             raise FileExistsError(f"--output: {output} is not finished; --resume continues it, --force begins it again")
         stored.unlink(missing_ok=True)
-        # never what a link of this name leads to
+        # remove a link of this name, but never its target
         part.unlink(missing_ok=True)
     try:
         with part.open("r+b" if resume else "xb") as opened:
-            # what was written after the last record is written again
+            # drop output after the last record, which is computed again
             opened.truncate(progress.bytes)
             opened.seek(progress.bytes)
             for piece in predicted(trained, file, lines, before + progress.units, copies, skipped):
@@ -193,7 +193,7 @@ def write_predictions(
                 advanced(len(piece.lines))
         move_into_place(part, output)
     except BaseException:
-        # without a record there is nothing to go on with
+        # without a record the output cannot be continued
         if not stored.exists():
             part.unlink(missing_ok=True)
         raise

@@ -13,7 +13,7 @@ from rich.progress import Progress, TextColumn
 from polymax_recipes.readers.lines import lines
 from polymax_recipes.readers.tables import is_table
 
-# between two lines
+# seconds between two lines
 SECONDS = 30.0
 
 
@@ -50,7 +50,7 @@ def progress_of_lines(source: Path) -> Iterator[Callable[[int], None]]:
 
         yield tell
         return
-    # what comes through a pipe cannot be counted before it is read
+    # lines of a pipe cannot be counted in advance
     total = sum(1 for _ in lines(source)) if source.is_file() and not is_table(source) else None
     with Progress(*Progress.get_default_columns(), TextColumn("{task.fields[speed]}"), console=console) as bar:
         shown = bar.add_task("lines", total=total, speed="")

@@ -98,7 +98,7 @@ class Config:
     learning: Learning
     running: Running
     files: dict[str, tuple[str, ...]]
-    # of the contents of the training files: what a resumed run would silently not notice
+    # digest of the contents of the training files, to detect changes when a run is resumed
     digest: str
 
     def write(self, file: Path) -> None:
@@ -196,7 +196,7 @@ def tensors(file: Path) -> dict[str, Any]:
     """Return the tensors and plain values that torch.save wrote; nothing in the file is executed."""
     check_digest(file)
     with refused(file, "a file of weights"):
-        # a run that was written without digests has at least the check sums of the archive
+        # without digests, at least the checksums of the archive are tested
         if file.name not in read_digests(file.parent) and zipfile.is_zipfile(file):
             with zipfile.ZipFile(file) as archive:
                 if (member := archive.testzip()) is not None:
@@ -259,7 +259,7 @@ def refused(file: Path, what: str) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        # it is there and may be read, or it is not: that is said already
+        # the error names the file already
         if isinstance(error, OSError) and error.filename is not None:
             raise
         # torch's own words advise to load objects of any kind, which may run code

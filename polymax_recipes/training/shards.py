@@ -70,7 +70,7 @@ def in_order(models: Sequence[Trained], compute: Callable[[Trained, Any], Any], 
     free = deque(models)
 
     def work(item: Any) -> Any:
-        # as many threads as copies: there is always one
+        # there are as many threads as copies, so that one is always free
         own = free.popleft()
         try:
             device = device_of(own.model)

@@ -23,9 +23,9 @@ from polymax_recipes.text.tokenizer import RawSentence
 from polymax_recipes.training.batches import Encoded
 from polymax_recipes.training.vocabulary import Vocabulary
 
-# examples of dev that measures of each epoch take, where they cost more than a loss
+# dev examples for measures of each epoch that take longer than the loss
 LOGGED = 500
-# the module of each task, which has it as an object `task`
+# the module of each task, in which it is the object `task`
 MODULES: dict[str, str] = {}
 
 
@@ -65,7 +65,7 @@ def register_file(file: str | PathLike[str]) -> str:
 
 Vocabularies = dict[str, Vocabulary]
 Report = dict[str, float]
-# sums over a batch, and what they are to be divided by
+# for each measure, its sum over a batch and the divisor
 Measured = dict[str, tuple[Tensor, Tensor]]
 
 
@@ -79,9 +79,9 @@ class Part(NamedTuple):
 class Model(nn.Module, ABC):
     """A module that can be trained: it has its own loss, first values and optimiser."""
 
-    # whether a step takes all training data at once: an optimiser that searches along a line needs one function
+    # True if a step takes all training data at once, for optimisers with a line search
     whole = False
-    # False if `start` alone takes what there is to learn from the data: then one epoch measures it
+    # False if `start` alone learns from the data: then one epoch measures the result
     learns = True
 
     @abstractmethod
@@ -130,7 +130,7 @@ class Trained:
     options: Any
     vocabularies: Vocabularies
     model: Model
-    # measures of a training that was just run, by the part of the data
+    # measures of the latest training, by part of the data
     reports: dict[str, Report] = field(default_factory=dict)
 
     def evaluate(self, *data: Any) -> Report:
@@ -186,9 +186,9 @@ class Task(ABC):
     name: str
     summary: str
     Options: type[Any]
-    # measures by which dev decides which epoch is best: the first that the model has
+    # measures that choose the best epoch on dev: the first one that the model has
     monitor: tuple[str, ...] = ("loss",)
-    # those that are better where they are less
+    # measures of which smaller values are better
     falling: tuple[str, ...] = ("loss",)
 
     # names of measures of `evaluate` that are logged after each epoch, on the first LOGGED examples of dev

@@ -73,7 +73,7 @@ class Steps(LightningModule):
         return self.model.optimizer(lr, weight_decay)
 
     def configure_gradient_clipping(self, optimizer: Any, *limit: Any, **limits: Any) -> None:
-        # who compares values along a line needs their gradients as they are
+        # a line search needs unclipped gradients
         if not self.model.whole:
             super().configure_gradient_clipping(optimizer, *limit, **limits)
 
@@ -82,7 +82,7 @@ class Steps(LightningModule):
 
     def train_dataloader(self) -> Any:
         """Return the batches of the epoch, at its start."""
-        # the first thing that is asked for after a checkpoint was restored
+        # Lightning calls this first after a checkpoint was restored
         self.restored = True
         sizes, seed, epoch = self.data.train.sizes, self.learning.seed, self.trainer.current_epoch
         if self.model.whole:
@@ -100,18 +100,18 @@ class Steps(LightningModule):
         sizes, processes = self.data.dev.sizes, self.trainer.world_size
         if len(sizes) < processes:
             raise ValueError(f"--dev must have an example for each of {processes} processes; got {len(sizes)}")
-        # every example once, unlike those of the training: these are counted
+        # every example exactly once, unlike in training, since measures count them
         rows = sizes.argsort(stable=True)[self.global_rank :: processes]
         return self._loader(self.data.dev, list(rows.split(self.learning.batch_size)))
 
     def _loader(self, data: Encoded, batches: list[Tensor]) -> Any:
-        # a generator of its own: it would draw from the one that drops entries, at moments that a resumed run has not
+        # a separate generator: draws from the global one, at other times in a resumed run, would change dropout
         own = torch.Generator()
         return DataLoader(data, None, sampler=batches, generator=own, num_workers=self.workers)  # type: ignore[arg-type]
 
     def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
         if self.learning.decay == "linear":
-            # a function of the place alone: a resumed run has nothing to remember
+            # a function of the step alone, so that a resumed run needs no state
             epochs = self.trainer.current_epoch + batch_idx / self.trainer.num_training_batches
             for optimizer in self.trainer.optimizers:
                 for group in optimizer.param_groups:
@@ -210,7 +210,7 @@ class Record(Callback):
         self.began = perf_counter()
 
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        # the steps were asked for; they are done when the device says so
+        # wait until the device has finished the steps
         if pl_module.device.type == "cuda":
             torch.cuda.synchronize(pl_module.device)
         self.trained = perf_counter()
@@ -275,7 +275,7 @@ def make_trainer(steps: Steps, run: Run, config: Config) -> Trainer:
         raise ValueError(f"--strategy must be fsdp, which has written {run.last}; --devices may be any number")
     if run.last.exists():
         check_checkpoint(steps, run.last)
-    # after all other callbacks: the checkpoint of an epoch has its record
+    # runs after all other callbacks, so that the checkpoint of an epoch includes its record
     checkpoint = ModelCheckpoint(run.path, filename="last", enable_version_counter=False, save_on_train_epoch_end=True)
     callbacks: list[Callback] = [Record(run, config), checkpoint]
     terminal = Console().is_terminal
@@ -288,7 +288,7 @@ def make_trainer(steps: Steps, run: Run, config: Config) -> Trainer:
                 strategy=FullySharded(processes) if fsdp else running.strategy,
                 precision=running.precision,  # type: ignore[arg-type]
                 max_epochs=running.epochs if steps.model.learns else 1,
-                # parts that learn in turns are clipped each by itself
+                # models with alternating parts clip each part themselves
                 gradient_clip_val=(learning.clip or None) if steps.automatic_optimization else None,
                 callbacks=[*callbacks, Bar() if terminal else Lines()],
                 plugins=[] if fsdp else [Checkpoints()],
@@ -310,7 +310,7 @@ def fit(trainer: Trainer, steps: Steps, run: Run) -> None:
             with blame_checkpoint(steps, run.last):
                 trainer.fit(steps, ckpt_path=run.last if run.last.exists() else None)
         except SystemExit:
-            # what Lightning makes of Ctrl-C
+            # Lightning turns Ctrl-C into SystemExit
             raise KeyboardInterrupt from None
         except MisconfigurationException as error:
             raise ValueError(str(error).strip().splitlines()[0]) from error
@@ -338,7 +338,7 @@ def quiet() -> Iterator[None]:
     logger.setLevel(logging.ERROR)
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", module="lightning")
-        # a strategy that forks is one that was asked for
+        # forking strategies are only used on request
         warnings.filterwarnings("ignore", message=".*use of fork", category=DeprecationWarning)
         try:
             yield

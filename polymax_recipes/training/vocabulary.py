@@ -97,7 +97,7 @@ class Subwords:
         special = [tokenizers.AddedToken(word, special=True) for word in SPECIALS]
         trainer = tokenizers.trainers.BpeTrainer(vocab_size=size, special_tokens=special, show_progress=False)
         tokenizer.train_from_iterator(texts, trainer)
-        # text never reads as a special
+        # special tokens in a text are encoded as ordinary text
         tokenizer.encode_special_tokens = True
         return cls(tokenizer)
 

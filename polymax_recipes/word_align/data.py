@@ -20,7 +20,7 @@ from polymax_recipes.training.batches import Ragged
 from polymax_recipes.training.task import Vocabularies
 from polymax_recipes.training.vocabulary import SPECIALS, UNKNOWN, Vocabulary, Words
 
-# n't, what is elided before a vowel in French, what follows an apostrophe, words, marks
+# n't; French words elided before a vowel; parts after an apostrophe; words; marks
 CLITICS = re.compile(
     r"\w+(?=n['’]t\b)|n['’]t\b|\b(?:[cdjlmnst]|\w*qu)['’](?=\w)|['’]\w+|\w+|[^\w\s]", flags=re.IGNORECASE
 )

@@ -11,7 +11,7 @@ from polymax_recipes.training.vocabulary import BEGIN, Vocabulary
 from polymax_recipes.word_align.data import Batch, trigrams
 from polymax_recipes.word_align.explanations import EXPLANATIONS, Scores
 
-# sizes of the table that trigrams are hashed into, and the log-odds of being explained by nothing before training
+# size of the table of hashed trigrams, and the initial log-odds that no word explains a word
 TRIGRAMS, NOTHING = 512, -2.5
 
 
@@ -31,7 +31,7 @@ class Lexicon(nn.Module):
             nn.init.normal_(table.weight, std=size**-0.5)
 
     def forward(self, given: Tensor, made: Tensor) -> Tensor:
-        # a sum over the vocabulary for each different word, and not for each that there is
+        # one sum over the vocabulary for each distinct word
         different, places = given.unique(return_inverse=True)
         normaliser = (self.given(different) @ self.made.weight.T + self.bias).float().logsumexp(-1)
         scores = self.made(made) @ self.given(given).transpose(1, 2)

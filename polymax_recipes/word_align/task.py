@@ -21,7 +21,7 @@ from polymax_recipes.word_align.data import Pairs, Sides, parse_sides, read_side
 from polymax_recipes.word_align.explanations import EXPLANATIONS
 from polymax_recipes.word_align.model import Aligner
 
-# files that the task reads as its own, whatever columns are chosen
+# endings of files in the task's own formats, even if columns are named
 NATIVE = (".conllu", ".json")
 Links = list[tuple[int, int]]
 

@@ -192,7 +192,7 @@ def ctc_forward(x, labels, skips, inside, times, frames, start, none) -> tuple[D
         best = op.ReduceMax(ranked, op.Constant(value_ints=[2]), keepdims=0)
         reached = op.Where(t == 0, start, op.Where(any_missing, none - none, best)) + inside
         scores = op.Cast(op.GatherElements(frame, labels, axis=1), to=11)
-        # a score that no path reads is not read
+        # scores that no path uses do not count, even if they are NaN
         lost = op.And(op.IsInf(reached), reached < 0.0)
         after = op.Where(lost, reached, reached + scores)
         going = op.Unsqueeze(t < frames, op.Constant(value_ints=[1]))

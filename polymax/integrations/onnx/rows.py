@@ -80,7 +80,7 @@ def capped(x: Any, lower: Any, upper: Any, total: Any, entropic: bool) -> Any:
     finite = op.And(finite, top < infinity)
     y = op.Where(op.Or(finite, dead), y, _number(float("nan")))
     kept = op.CastLike(y, x)
-    # half precision comes out as float32, as from the kernel
+    # the result of half precision is float32, as from the kernel
     return kept if x.dtype is None or x.dtype.itemsize >= 4 else op.Cast(y, to=1)
 
 

@@ -8,7 +8,7 @@ from transformers.cache_utils import DynamicCache, DynamicLayer
 
 from polymax.nn.key_value_cache import KeyValueCache
 
-# where `forward.attention` finds the boxes of the keys that it is given
+# the attribute of keys in which `forward.attention` finds their boxes
 BOXES = "polymax_boxes"
 
 

@@ -77,7 +77,7 @@ def attention(
     packed = packed_sequences(query, key, causal, window, options, attention_mask is None)
     biased = any(t is not None for t in (position_bias, indices, block_indices))
     if cache is not None:
-        # the mask that a model makes from positions is of new tokens alone, and says less than cu_seq_lens
+        # the mask that a model makes from positions has only new tokens; cu_seq_lens are complete
         return _over_pages(query, key, value, packed, biased, told), None
 
     sizes = query.shape[2], key.shape[2]
@@ -89,7 +89,7 @@ def attention(
             return _one_by_one(query, key, value, packed, {**told, "dropout_p": drop}), None
         if len(query) > 1:
             raise ValueError("cu_seq_lens must be of one row of tokens where there are masks, weights or biases")
-        # a mask of the model may say more: what either forbids is forbidden
+        # a mask of the model may hide more keys: both masks apply
         mask = with_bias(packed.mask(*sizes), None if mask is None else _kept(mask, sizes[1]))
         causal, window = False, None
     elif mask is not None:
@@ -228,7 +228,7 @@ def _routed_one_by_one(query: Tensor, key: Tensor, value: Tensor, packed: Sequen
 def _kept(mask: Tensor, keys: int) -> Tensor:
     """A mask for so many keys, bool (True = keep) or float with -inf."""
     mask = mask[..., :keys]
-    # a float mask writes the lowest number where it means -inf
+    # a float mask has the lowest number instead of -inf
     return mask if mask.dtype == torch.bool else mask.masked_fill(mask <= torch.finfo(mask.dtype).min, -torch.inf)
 
 
@@ -255,7 +255,7 @@ def _selection_mask(indices: Tensor, keys: int) -> Tensor:
 
 def _selected(indices: Tensor, count: int) -> Tensor:
     """True at the numbers of the last dim: bool (..., count); -1 is none."""
-    # one more entry takes what is -1
+    # an extra entry takes the places of -1
     keep = torch.zeros(*indices.shape[:-1], count + 1, dtype=torch.bool, device=indices.device)
     return keep.scatter(-1, indices.long().where(indices >= 0, count), True)[..., :count]
 

@@ -74,7 +74,7 @@ def use(model: PreTrainedModel, name: str, **inputs: Any) -> dict[str, str | Non
         ['encoder.layer.0.attention.self.polymax_mapping.logits']
     """
     checked_name(name)
-    # Transformers only logs that it leaves such a model alone
+    # Transformers only logs that it does not change such a model
     if classes := ignoring_classes(type(model)):
         raise ValueError(
             f"{type(model).__name__} cannot have {name!r}: its attention is its own ({', '.join(classes)})"
@@ -85,7 +85,7 @@ def use(model: PreTrainedModel, name: str, **inputs: Any) -> dict[str, str | Non
             del module.polymax_mapping
     model.config.__dict__.pop("polymax_heads", None)
     if name in learned_mappings:
-        # what `load` makes the same modules from
+        # from this, `load` makes the same modules
         model.config.polymax_heads = _calls(model, inputs)
         _add_mappings(model)
     return check(model, **inputs)
@@ -160,7 +160,7 @@ def _add_mappings(model: PreTrainedModel) -> None:
         module = _submodule(model, name)
         implementation = checked_name(getattr(module, "config", model.config)._attn_implementation)
         like = next((p for p in module.parameters() if p.is_floating_point()), torch.empty(0))
-        # parameters without memory, as from_pretrained makes them, cannot be moved
+        # on the device of the model: from_pretrained makes parameters without memory, which cannot be moved
         with like.device:
             module.polymax_mapping = learned_mappings[implementation](heads).to(like.dtype)
 
@@ -190,7 +190,7 @@ def _calls(model: PreTrainedModel, inputs: dict[str, Any]) -> dict[str, int]:
         # under tensor parallelism a process has some of the heads
         called[module] = query.shape[1] * (1 if found is None or found.group is None else found.ways)
         if name in learned_mappings and not hasattr(module, "polymax_mapping"):
-            # what is asked here is who calls, and softmax takes whatever a model passes
+            # the weights do not matter here, and softmax takes all arguments that models pass
             fn = partial(attention, softmax)
         return fn(module, query, *args, **options)
 

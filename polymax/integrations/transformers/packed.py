@@ -8,7 +8,7 @@ from torch import Tensor
 from polymax.kernels.sparse_attention.geometry import allowed
 from polymax.nn.attention_pattern import pattern_of
 
-# where a tensor that all layers share keeps what was found of it
+# the attribute in which a tensor that all layers share caches its test
 FOUND = "polymax_found"
 
 
@@ -17,7 +17,7 @@ class Sequences(NamedTuple):
 
     starts_q: Tensor
     starts_k: Tensor
-    # the lengths of the longest ones, if they are known without a device
+    # the lengths of the longest sequences, if known without reading from a device
     longest_q: int | None
     longest_k: int | None
     is_causal: bool

@@ -153,7 +153,7 @@ class CRFForTokenClassification(EncoderWithHead):
         count = words.cumsum(1)
         source = word_places(words).gather(1, (count - 1).clamp(min=0))
         rows = less.gather(1, source.unsqueeze(-1).expand_as(less))
-        # in later subwords of a word, the label B-X goes over to I-X
+        # later subwords of a word get I-X in place of B-X
         label = best.gather(1, source)
         begun, moved = label.unsqueeze(-1), self.continued[label].unsqueeze(-1)
         later = (rows.gather(-1, begun) * (1 - 1e-5), rows.gather(-1, moved))

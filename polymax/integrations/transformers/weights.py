@@ -11,7 +11,7 @@ from torch import nn
 
 try:
     from transformers.utils.output_capturing import _active_collector
-except ImportError:  # an older Transformers, which does not tell
+except ImportError:  # an older Transformers does not record requested outputs
     _active_collector = None  # type: ignore[assignment]
 
 ASKED = "output_attentions"

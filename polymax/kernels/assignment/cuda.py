@@ -17,7 +17,7 @@ from polymax.kernels.assignment import outputs
 from polymax.kernels.assignment.cuda_wide import GOOD, LEFT, spread
 
 LARGEST = 4096
-# sizes from which, and number of matrices up to which, many programs share a matrix
+# many programs share a matrix if it has _WIDE rows or columns, and there are at most _FEW matrices
 _WIDE, _FEW = 256, 16
 
 

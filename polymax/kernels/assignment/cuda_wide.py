@@ -27,15 +27,15 @@ from torch import Tensor
 from polymax.backend.triton_launch import Entry
 from polymax.backend.triton_math import INTERPRETED, ceil_power
 
-# entries of a matrix that a program looks at together, and the most programs, for all matrices together
+# _TILE: entries of a matrix that a program reads at a time; _PROGRAMS: most programs, for all matrices together
 _TILE, _PROGRAMS = 64 if INTERPRETED else 4096, 128
-# rounds of bids while many rows wait, and while few do
+# most rounds of bids: _PATIENCE while many rows wait, _FEW while few wait
 _PATIENCE, _FEW = tl.constexpr(300), tl.constexpr(24)
 # a program that waits for others this many polls, about a second, gives up
 _POLLS = tl.constexpr(1 << 20)
 _PRICES, _BID, _SETTLE, _DUALS, _LIST, _SWEEP, _PICK, _RAISE, _FLIP, _DONE = (tl.constexpr(k) for k in range(10))
 _REALS, _INTEGERS = 9, 15
-# what `finish` reads of a state: if all went well, and the number of rows without a column
+# indices in the state that `finish` reads: GOOD, if the search succeeded; LEFT, the number of rows without a column
 GOOD, LEFT = tl.constexpr(2), tl.constexpr(3)
 
 

@@ -30,7 +30,7 @@ _STEPS = {"frank_wolfe": numba_steps.FRANK_WOLFE, "away": numba_steps.AWAY_STEP,
 _AS_GIVEN = ("tags", "arcs", "cells")
 # places for structures at first; multiplied by 4 until they suffice
 _ROOM = 128
-# the cost of an iteration, in passes over a number: its least, and its cost for each unit of the search's work
+# the cost of an iteration, in passes over a number: at least _LEAST, and _PASSES for each unit of the search's work
 _LEAST, _PASSES = 800, 8
 # iterations: exact weights take about as many as a structure has parts, and step rules at least this many
 _STEPS_TAKEN = 50

@@ -42,7 +42,7 @@ _ROOM = 64
 _LIKELY = 256
 # entries of a tile for each thread, with few places and with many: large tiles take longer to compile
 _ENTRIES = 16, 32
-# iterations between two reads of the progress: if each iteration is a launch, and if one launch runs them all
+# iterations between two reads of the progress: _LAUNCHES if each iteration is a launch, _ALL if one launch runs all
 _LAUNCHES, _ALL = 8, 2**30
 # kinds whose lists of parts are returned as the kernel writes them
 _LISTED = ("tags", "counted_tags", "arcs", "cells")
