@@ -243,7 +243,7 @@ def _warped(
 ) -> Tensor:
     if not isinstance(cost, Tensor) and isinstance(cost, Sequence):
         if lengths is not None:
-            raise ValueError("lengths must be None where cost is a list: its matrices have lengths of their own")
+            raise ValueError("lengths must be None if cost is a list: its matrices have lengths of their own")
         cost, lengths = _ragged.padded_matrices(cost, "cost")
     _check.floating(cost, "cost")
     if cost.dim() < 2:
@@ -253,9 +253,7 @@ def _warped(
             raise TypeError(f"band must be a bool tensor (True = allowed) or a radius; got {band.dtype}")
         _check.broadcasts(band, cost, "band")
     elif band is not None and subsequence:
-        raise TypeError(
-            "band must be a bool tensor where subsequence is True: a stretch of columns has no diagonal yet"
-        )
+        raise TypeError("band must be a bool tensor if subsequence is True: a radius needs a known stretch of columns")
     elif band is not None:
         band = sakoe_chiba(cost.shape[-2], cost.shape[-1], band, lengths, cost.device)
     scores = -cost if band is None else -cost.masked_fill(~band, torch.inf)

@@ -40,7 +40,7 @@ class StraightThrough(Estimator):
             given = LocalMax(Simplex(), given)
         if isinstance(given, Smoothing):
             if self.through is not None:
-                raise TypeError(f"through must be None where structure is a {type(self.structure).__name__}; got both")
+                raise TypeError(f"through must be None if structure is a {type(self.structure).__name__}; got both")
             object.__setattr__(self, "structure", given.structure)
             object.__setattr__(self, "through", given)
         super().__post_init__()

@@ -340,7 +340,7 @@ class _Tangent(Function):
     @staticmethod
     def jvp(ctx: Any, *tangents: Tensor | None) -> NoReturn:
         raise NotImplementedError(
-            "forward mode derives the recursion of a structure once, around reverse mode: torch.func.hessian and"
+            "forward mode differentiates the recursion of a structure once, around reverse mode: torch.func.hessian and"
             " jacfwd(jacrev(max)) have it, jacfwd(jacfwd(max)) and third derivatives do not; take jacrev for these"
         )
 

@@ -301,7 +301,7 @@ class CRF(nn.Module):
             bad = ((tags < -1) & (tags != LEFT_OUT)) | (tags >= self.num_tags)
             if bool(bad.any()):
                 raise ValueError(
-                    f"tags must be in [0, {self.num_tags}), -1 where not known, or {LEFT_OUT} where there is no token;"
+                    f"tags must be in [0, {self.num_tags}), -1 if unknown, or {LEFT_OUT} at positions left out;"
                     f" got {int(tags[bad][0])}"
                 )
         return tags

@@ -25,7 +25,7 @@ def check_transitions(transitions: Tensor, lengths: Tensor | None = None) -> Ten
     Example:
         >>> check_transitions(torch.tensor([[0, 0, 1], [0, 1, -1]]))
         Traceback (most recent call last):
-        ValueError: transitions are no tree: step 1 of instance (1,) reduces a stack of 1
+        ValueError: transitions are not a tree: step 1 of instance (1,) reduces a stack of 1
     """
     if not isinstance(transitions, Tensor) or transitions.is_floating_point() or transitions.dtype == torch.bool:
         came = transitions.dtype if isinstance(transitions, Tensor) else type(transitions).__name__
@@ -287,4 +287,4 @@ def _halves(n: int) -> tuple[int, ...]:
 def _refuse(bad: Tensor, explain: object, what: str = "transitions") -> None:
     if bool(bad.any()):
         *instance, place = bad.nonzero()[0].tolist()
-        raise ValueError(f"{what} are no tree: {explain(tuple(instance), place)}")  # type: ignore[operator]
+        raise ValueError(f"{what} are not a tree: {explain(tuple(instance), place)}")  # type: ignore[operator]

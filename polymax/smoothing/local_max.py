@@ -37,7 +37,9 @@ class LocalMax(Smoothing):
 
     def __post_init__(self) -> None:
         if not isinstance(self.structure, DynamicProgram):
-            raise TypeError(f"{type(self.structure).__name__} is no dynamic program, so it has no maxima to smooth")
+            raise TypeError(
+                f"{type(self.structure).__name__} is not a dynamic program, so that it has no maxima to smooth"
+            )
         if not isinstance(self.regularizer, Regularizer):
             raise TypeError(f"regularizer must be a Regularizer; got {type(self.regularizer).__name__}")
         positive(self.gamma, "gamma")

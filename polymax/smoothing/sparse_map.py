@@ -119,14 +119,14 @@ class SparseMap(Smoothing):
 
         Example:
             >>> SparseMap(pm.Ranking()).path(torch.zeros(3))
-            'argmax is the closed form of Ranking.projection; what else is asked for: a loop in torch asks Ranking.map \
-for the whole batch at each iteration, because Ranking.search says nothing of how the set is searched.'
+            'argmax is the closed form of Ranking.projection; for other results: a loop in torch calls Ranking.map \
+for the whole batch at each iteration, because Ranking.search is None.'
         """
         cold = scaled_scores(self.structure, checked_scores(scores), self.gamma)
         loop = path(self.solver.rule, self.structure, cold)
         if self.structure.projection(*cold) is None:
             return loop
-        closed = f"argmax is the closed form of {type(self.structure).__name__}.projection; what else is asked for:"
+        closed = f"argmax is the closed form of {type(self.structure).__name__}.projection; for other results:"
         return f"{closed} {loop[0].lower()}{loop[1:]}"
 
     def _solved(self, cold: tuple[Tensor, ...], start: Solution | None, whole: bool) -> Solution:

@@ -40,7 +40,7 @@ class TopKSparsemax(Smoothing):
 
     def __post_init__(self) -> None:
         if not isinstance(self.structure, Sampled):
-            raise TypeError(f"{type(self.structure).__name__} does not know its k best structures")
+            raise TypeError(f"{type(self.structure).__name__} cannot list its k best structures")
         if isinstance(self.k, bool) or not isinstance(self.k, int) or self.k < 1:
             raise ValueError(f"k must be a positive integer; got {self.k!r}")
         positive(self.gamma, "gamma")

@@ -91,7 +91,7 @@ class Solver:
                     scores = infeasible_instead(structure, scores, undefined)
                 scores, total = reduce_scores(structure, scores) or (scores, None)
                 found = loops.solve(self, structure, scores, start, whole, False)
-                assert found is not None, "only who is wary gives none"
+                assert found is not None, "only a wary search returns None"
             solution, converged = found
             if total is not None:
                 solution = replace(solution, value=solution.value + total)

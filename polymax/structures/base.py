@@ -187,7 +187,7 @@ class Structure(ABC):
 
     def why_uncounted(self) -> str:
         """The error message that says why sums over this set are not available."""
-        return f"{type(self).__name__} has no logsumexp, so Marginals are out of reach"
+        return f"{type(self).__name__} has no logsumexp, so that Marginals is not available"
 
     def with_lengths(self, lengths: Any) -> Self:
         """A copy of this set for a batch of these lengths."""

@@ -239,7 +239,7 @@ class BestPasses(Slopes):
 
 def _passes(single_root: bool, alpha: float) -> Passes:
     if alpha not in (SHANNON, HARD):
-        raise TypeError("the entropy must be Shannon's: spanning trees are no dynamic program")
+        raise TypeError("the entropy must be Shannon's: spanning trees are not a dynamic program")
     return SumPasses(single_root) if alpha == SHANNON else BestPasses(single_root)
 
 

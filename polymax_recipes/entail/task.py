@@ -33,7 +33,7 @@ class EntailOptions(Reading):
     model: str = option("attention", "A hypothesis that reads its premise, or ESIM.", choices=tuple(MODELS))
     attention: str = option("softmax", "Mapping of the attention model.", choices=NAMES)
     alpha: float = option(1.5, "Of entmax attention.", least=1)
-    strength: float = option(0.1, "Of fusedmax and oscarmax attention.")
+    strength: float = option(0.1, "Strength of fusedmax and oscarmax attention.")
     p: float = option(1.5, "Of sq-pnorm-max attention.", least=1)
     fertility: float = option(2.0, "Largest sum of a premise word's weights under csoftmax and csparsemax.")
     alignment: str = option("softmax", "Of premise and hypothesis in the esim model.", choices=ALIGNMENTS)
@@ -42,7 +42,7 @@ class EntailOptions(Reading):
     dropout: float = option(0.2, "Probability of dropping an entry.", most=1)
     words: int = option(50_000, "Most words in the vocabulary.", least=1)
     lower: bool = option(False, "Read all words in lower case.")
-    punctuation: bool = option(False, "Read punctuation as words, where no space is before it too.")
+    punctuation: bool = option(False, "Read punctuation as words, also without a space before it.")
     batch: int = option(64, "Pairs that are judged at once.", least=1, late=True)
 
 

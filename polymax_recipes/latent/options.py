@@ -47,16 +47,17 @@ class LatentOptions(Reading):
     tracker: int = option(64, "Size of the tracker of spinn.", least=1)
     dropout: float = option(0.0, "Probability of dropping an entry of word vectors and sentence vectors.", most=1)
     entropy: float = option(0.1, "Weight of the mean entropy of a step, in reinforce and cooperative.")
-    baseline: str = option("self-critical", "What losses are compared with, in cooperative.", choices=BASELINES)
+    baseline: str = option("self-critical", "The baseline of losses in cooperative.", choices=BASELINES)
     updates: int = option(5, "Steps of the parser for each of the composition, in cooperative.", least=1)
     ratio: float = option(0.2, "How far cooperative lets probabilities move before it clips them.")
     parser_rate: float = option(0.1, "Learning rate of the parser in cooperative, in parts of --lr.")
     beam: int = option(4, "Parses that the beam keeps.", least=1)
     temperature: float = option(
-        0.0, "Of st-gumbel, and of scores of arcs in dependency; 0 for 1, or for 0.03 in sparse-expectation."
+        0.0,
+        "Temperature of st-gumbel, and of scores of arcs in dependency; 0 for 1, or for 0.03 in sparse-expectation.",
     )
     composition: str = option("tree-lstm", "What dependency composes with.", choices=("tree-lstm", "gcn"))
-    projective: bool = option(False, "Whether arcs of dependency may not cross.")
+    projective: bool = option(False, "Allow only trees without crossing arcs in dependency.")
     longest: int = option(130, "Sentences with more tokens are not trained on; 0 for all.")
     batch: int = option(64, "Examples that are judged at once.", least=1, late=True)
     trees: bool = option(False, "Predict trees beside labels.", late=True)
@@ -96,9 +97,9 @@ class ClassifyOptions(LatentOptions):
 
     words: int = option(50_000, "Most words in the vocabulary.", least=1)
     lower: bool = option(False, "Read all words in lower case.")
-    punctuation: bool = option(False, "Read punctuation as words, where no space is before it too.")
+    punctuation: bool = option(False, "Read punctuation as words, also without a space before it.")
     rationale: int = option(0, "Most words by which --model lstm may decide, the rationale; 0 for all words.", least=0)
-    contiguous: bool = option(False, "Whether the words of a rationale are one stretch.")
+    contiguous: bool = option(False, "Choose the words of a rationale as one stretch.")
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -15,10 +15,10 @@ from polymax_recipes.training.run import Run
 
 def plot_parse(
     run: RunDirectory,
-    source: Annotated[str, typer.Option(help="Sentence to parse: raw text, or tokens where --tokens says so.")],
+    source: Annotated[str, typer.Option(help="Sentence to parse: raw text, or tokens with --tokens.")],
     out: Annotated[Path, typer.Option(help="Picture to write.")] = Path("parse.png"),
-    tokens: Annotated[bool, typer.Option("--tokens", help="Take what is between spaces for tokens.")] = False,
-    probabilities: Annotated[bool, typer.Option(help="Show the probabilities of arcs, where there are any.")] = True,
+    tokens: Annotated[bool, typer.Option("--tokens", help="The sentence is tokens between spaces.")] = False,
+    probabilities: Annotated[bool, typer.Option(help="Show the probabilities of arcs, if the loss has any.")] = True,
     device: Device = "auto",
     options: Late = None,
 ) -> None:
@@ -52,7 +52,7 @@ def arc_probabilities(found: ParseResult) -> list[float]:
 
 def ambiguous(
     run: RunDirectory,
-    data: Annotated[list[Path], typer.Argument(metavar="DATA", help="CoNLL-U files; their trees are not looked at.")],
+    data: Annotated[list[Path], typer.Argument(metavar="DATA", help="CoNLL-U files; their trees are not used.")],
     output: Annotated[Path, typer.Option(help="Table to write.")] = Path("ambiguous.tsv"),
     most: Annotated[int, typer.Option(min=1, help="How many attachments to list.")] = 1000,
     force: Force = False,

@@ -38,19 +38,23 @@ class ParseOptions(ReaderOptions):
     """Options of the model and of its output."""
 
     hidden: int = option(300, "Size of the LSTM in each direction.", least=1)
-    characters: int = option(100, "Size of the vectors of characters, and of what they say of a word.", least=1)
+    characters: int = option(
+        100, "Size of the vectors of characters, and of a word's vector from its characters.", least=1
+    )
     layers: int = option(3, "Layers of the LSTM.", least=1)
     dropout: float = option(0.33, "Probability of dropping an entry.", most=1)
-    word_dropout: float = option(0.2, "Probability of not knowing a word, in training.", most=1)
+    word_dropout: float = option(0.2, "Probability of replacing a word by UNKNOWN, in training.", most=1)
     arcs: int = option(400, "Size of the vectors that arcs are scored by.", least=1)
     labels: int = option(100, "Size of the vectors that relations are scored by.", least=1)
     loss: str = option("crf", "Loss of the trees; softmax-heads takes heads one by one.", choices=NAMES)
     weight: float = option(1.0, "Weight of the loss of trees, beside that of relations.")
-    projective: bool = option(False, "Trees without crossing arcs; those of training files are lifted to be so.")
+    projective: bool = option(False, "Trees without crossing arcs; crossing arcs of training files are lifted.")
     order: str = option("first", "Pairs of arcs that are scored, with --projective.", choices=tuple(ORDERS))
     rank: int = option(64, "Rank of the scores of siblings or grandparents.", least=1)
-    roots: str = option("single", "How many words of a tree hang from the root.", choices=("single", "multi"))
-    turns: int = option(100, "Most turns of SparseMAP's solver in a loss; 0 for as many as it takes.")
+    roots: str = option(
+        "single", "Number of words that may hang from the root: one or several.", choices=("single", "multi")
+    )
+    turns: int = option(100, "Most iterations of SparseMAP's solver in a loss; 0 for no limit.")
     skip_bad: bool = option(False, "Leave out sentences that cannot be read, and list them.", late=True)
     batch: int = option(64, "Sentences that are parsed at once.", least=1, late=True)
     distribution: bool = option(False, "Predict trees with their probabilities, as a table.", late=True)

@@ -22,7 +22,7 @@ def draw_proteins(
     out: Annotated[Path, typer.Argument(metavar="FILE", help="FASTA file to write; packed if it ends in .gz.")],
     count: Annotated[int, typer.Option(min=1, help="Pairs.")] = 500,
     seed: Annotated[int, typer.Option(help="Seed of all random numbers.")] = 0,
-    distance: Annotated[float, typer.Option(min=0.0, help="Changes of each letter, in the mean.")] = 1.0,
+    distance: Annotated[float, typer.Option(min=0.0, help="Mean number of changes of a letter.")] = 1.0,
     gaps: Annotated[float, typer.Option(min=0.0, max=1.0, help="Probability that a gap begins at a letter.")] = 0.05,
     force: Force = False,
 ) -> None:

@@ -31,7 +31,7 @@ class Seq2SeqOptions(Reading):
 
     attention: str = option("softmax", "Mapping of the attention.", choices=NAMES)
     alpha: float = option(1.5, "Of entmax attention.", least=1)
-    strength: float = option(0.1, "Of fusedmax and oscarmax attention.")
+    strength: float = option(0.1, "Strength of fusedmax and oscarmax attention.")
     p: float = option(1.5, "Of sq-pnorm-max attention.", least=1)
     fertility: float = option(2.0, "Largest sum of a source word's weights under csoftmax and csparsemax.")
     loss: str = option("cross-entropy", "Loss of words; sparse losses rule words out.", choices=LOSSES)
@@ -41,11 +41,11 @@ class Seq2SeqOptions(Reading):
     layers: int = option(1, "Layers of each LSTM.", least=1)
     dropout: float = option(0.1, "Probability of dropping an entry.", most=1)
     subwords: int = option(0, "Learn a byte-pair encoding with so many pieces for each language; 0 for words.")
-    words: int = option(50_000, "Most words in each vocabulary, where there are no subwords.", least=1)
+    words: int = option(50_000, "Most words in each vocabulary, without subwords.", least=1)
     beam: int = option(5, "Hypotheses in beam search.", least=1, late=True)
     longest: int = option(100, "Most words in a target.", least=1, late=True)
     length_penalty: float = option(1.0, "Power of the length that divides log-probabilities.", late=True)
-    exact: int = option(0, "Most hypotheses of a sentence that a search with a proof extends; 0: a beam.", late=True)
+    exact: int = option(0, "Most hypotheses of a sentence that the exact search extends; 0 for beam search.", late=True)
     batch: int = option(64, "Sentences that are searched at once.", least=1, late=True)
     rouge: bool = option(False, "Report ROUGE, for summaries.", late=True)
 

@@ -72,7 +72,7 @@ def align(
 def plot_centroids(
     run: RunDirectory,
     data: Annotated[Path | None, typer.Option(help="Series to draw; those of the training by default.")] = None,
-    dimension: Annotated[int, typer.Option(help="Of the series, counted from 0.")] = 0,
+    dimension: Annotated[int, typer.Option(help="Dimension of the series, counted from 0.")] = 0,
     out: Annotated[Path, typer.Option(help="Picture to write.")] = Path("centroids.png"),
 ) -> None:
     """Draw the centroids of a run of series over the series, a panel for each class."""

@@ -36,7 +36,7 @@ class SeriesOptions(Reading):
 
     model: str = option(
         "centroids",
-        "centroids of each class, or all series of the training: the class is that of the nearest.",
+        "Compare series with centroids of each class, or with all series of the training.",
         choices=("centroids", "nearest"),
     )
     smoothing: str = option(
@@ -50,10 +50,10 @@ class SeriesOptions(Reading):
     size: int = option(0, "Points of a centroid; 0 for as many as the longest series of its class has.")
     optimizer: str = option(
         "lbfgs",
-        "lbfgs takes all series at once and none of --lr, --clip and --weight-decay; adam takes batches.",
+        "lbfgs takes all series at once, and ignores --lr, --clip and --weight-decay; adam takes batches.",
         choices=("lbfgs", "adam"),
     )
-    iterations: int = option(5, "Of lbfgs in an epoch.", least=1)
+    iterations: int = option(5, "Iterations of lbfgs in an epoch.", least=1)
     batch: int = option(256, "Series that are classified at once.", least=1, late=True)
 
     def __post_init__(self) -> None:

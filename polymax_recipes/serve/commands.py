@@ -36,7 +36,7 @@ def serve(
     words: Annotated[
         int, typer.Option("--max-words", min=0, help="Most words of an input; 0 for what each task takes.")
     ] = 0,
-    seconds: Annotated[float, typer.Option("--timeout", min=0.1, help="Seconds that a result may take.")] = 30.0,
+    seconds: Annotated[float, typer.Option("--timeout", min=0.1, help="Seconds to compute a result at most.")] = 30.0,
     workers: Workers = 2,
     memory: MemoryLimit = 4.0,
     device: Device = "auto",
@@ -66,7 +66,7 @@ def run_forever(server: Server, said: str) -> None:
     """Answer requests until Ctrl-C is pressed."""
     say(said)
     if not server.is_local:
-        say("everybody who reaches this address can ask; there is no password")
+        say("anyone who can reach this address can send requests; there is no password")
     say("Ctrl-C ends it")
     server.serve_forever()
 

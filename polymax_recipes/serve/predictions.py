@@ -37,9 +37,9 @@ class Served:
 ENDS = {
     "GET /": "this list",
     "POST /api/predict": 'predictions: {"inputs": [...], "run": 0, "alternatives": false}',
-    "GET /api/runs": "the runs, what they take, and the limits",
+    "GET /api/runs": "the runs, their inputs, and the limits",
     "GET /api/schema": "the interface as an OpenAPI document",
-    "GET /api/health": "whether the server is there",
+    "GET /api/health": "a test that the server runs",
 }
 
 

@@ -12,7 +12,7 @@ _VECTOR = {"type": "array", "items": _NUMBER}
 _MATRIX = {"type": "array", "items": _VECTOR}
 _SHARES = {"type": "object", "additionalProperties": _NUMBER}
 _SPANS = {"type": "array", "items": {"type": "array", "prefixItems": [{"type": "integer"}, {"type": "integer"}]}}
-_MAYBE_MATRIX = {"anyOf": [_MATRIX, {"type": "null"}], "description": "null where the loss has no probabilities"}
+_MAYBE_MATRIX = {"anyOf": [_MATRIX, {"type": "null"}], "description": "null if the loss has no probabilities"}
 _PROBABILITY = {"probability": _NUMBER}
 
 _TEXT = {"type": "string", "minLength": 1}
@@ -114,9 +114,9 @@ def schema(tasks: list[str], limits: Limits) -> dict[str, Any]:
     """The OpenAPI document of a server with runs of these tasks, in their order."""
     errors = {
         "400": "malformed JSON, or inputs that the model does not take",
-        "403": "a host that is not this machine",
+        "403": "a Host header of another machine",
         "404": "no such path",
-        "405": "a method that the path does not take",
+        "405": "a method that the path does not support",
         "411": "no Content-Length, or a body in chunks",
         "413": "a body or an input that is too large",
         "415": "a Content-Type other than application/json",
@@ -170,14 +170,14 @@ def schema(tasks: list[str], limits: Limits) -> dict[str, Any]:
         "paths": {
             "/api/predict": {
                 "post": {
-                    "summary": "What a trained model finds for each input",
+                    "summary": "Predictions of a trained model for each input",
                     "requestBody": {"required": True, "content": _json("Request")},
                     "responses": {"200": _content("an output for each input", "Response"), **refusals},
                 }
             },
             "/api/runs": {
                 "get": {
-                    "summary": "The runs that are served, what they take, and the limits",
+                    "summary": "The runs that are served, their inputs, and the limits",
                     "responses": {"200": _content("the runs", "Runs")},
                 }
             },

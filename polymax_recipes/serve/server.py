@@ -304,7 +304,7 @@ def check_framing(request: Any) -> None:
     if request.scope["http_version"] not in ("1.0", "1.1"):
         raise _Doubtful(505, "this server speaks HTTP/1.1")
     if "transfer-encoding" in headers or (request.method == "POST" and "content-length" not in headers):
-        raise _Doubtful(411, "a request must say its Content-Length; Transfer-Encoding is not taken")
+        raise _Doubtful(411, "a request must have a Content-Length; Transfer-Encoding is not supported")
     if len(headers.getlist("content-length")) > 1 or len(headers.getlist("host")) > 1:
         raise _Doubtful(400, "a request may have one Content-Length and one Host")
     if request.method != "POST" and headers.get("content-length", "0") != "0":

@@ -16,7 +16,7 @@ def add(app: typer.Typer) -> None:
 
 
 def draw_tones(
-    out: Annotated[Path, typer.Argument(metavar="FOLDER", help="Where .wav files and utterances.tsv are written.")],
+    out: Annotated[Path, typer.Argument(metavar="FOLDER", help="Folder for .wav files and utterances.tsv.")],
     count: Annotated[int, typer.Option(min=1, help="Utterances.")] = 200,
     seed: Annotated[int, typer.Option(help="Seed of all random numbers.")] = 0,
     noise: Annotated[float, typer.Option(min=0.0, help="Standard deviation of the noise; tones are below 0.4.")] = 0.02,

@@ -58,7 +58,7 @@ class TagOptions(ReaderOptions):
     loss: str = option("crf", "Loss of the chain; softmax has none.", choices=NAMES)
     scheme: str = option(
         "same",
-        "Scheme that tags are learned in; they are written as they came.",
+        "Scheme in which tags are learned; outputs keep the scheme of the files.",
         choices=("same", "IO", "BIO", "BIOES"),
     )
     token_column: str = option(

@@ -103,9 +103,7 @@ def encoder_vocabularies(encoder: str) -> Vocabularies:
     """The tokenizer and the configuration of an encoder, given by name or directory, in the form that a run keeps."""
     tokenizer = _from(encoder, "AutoTokenizer", add_prefix_space=True)
     if not tokenizer.is_fast:
-        raise ValueError(
-            f"--encoder: {encoder} has no tokenizer of the package tokenizers, which knows whose a piece is"
-        )
+        raise ValueError(f"--encoder: {encoder} has no fast tokenizer (package tokenizers), which maps pieces to words")
     backend = tokenizer.backend_tokenizer
     backend.no_truncation()
     backend.no_padding()

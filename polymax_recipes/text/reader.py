@@ -18,10 +18,10 @@ class ReaderOptions(Reading):
     hidden: int = option(200, "Size of the LSTM in each direction.", least=1)
     embedding: int = option(100, "Size of word vectors.", least=1)
     characters: int = option(50, "Size of the vectors of characters.", least=1)
-    spelling: int = option(100, "Size of what its characters say of a word.", least=1)
+    spelling: int = option(100, "Size of a word's vector from its characters.", least=1)
     layers: int = option(1, "Layers of the LSTM.", least=1)
     dropout: float = option(0.3, "Probability of dropping an entry.", most=1)
-    word_dropout: float = option(0.05, "Probability of not knowing a word, in training.", most=1)
+    word_dropout: float = option(0.05, "Probability of replacing a word by UNKNOWN, in training.", most=1)
     words: int = option(50_000, "Most words in the vocabulary.", least=1)
 
 

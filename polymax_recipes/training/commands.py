@@ -136,10 +136,14 @@ def train_command(task: Task) -> Callable[..., None]:
                 raise OSError(f"{message_of(error)}: make room, then {how}") from error
 
     twice = "for parallel texts repeat it, --train SOURCE --train TARGET"
-    parts = {"train": f"Training data; {twice}.", "dev": "Data that decide which epoch is best.", "test": "Test data."}
+    parts = {
+        "train": f"Training data; {twice}.",
+        "dev": "Data on which the best epoch is chosen.",
+        "test": "Test data.",
+    }
     parameters = [_parameter(part, list[Path] | None, help=text, metavar="FILE") for part, text in parts.items()]
     parameters.append(_parameter("out", Path, ..., help="Directory of the run.", metavar="RUN"))
-    parameters.append(_parameter("resume", bool, False, "--resume", help="Go on where RUN was stopped."))
+    parameters.append(_parameter("resume", bool, False, "--resume", help="Continue a run that was stopped."))
     for kind in (task.Options, Learning, Running):
         parameters += [_from_field(field) for field in fields(kind)]
     command.__signature__ = Signature(parameters)  # type: ignore[attr-defined]
@@ -170,13 +174,13 @@ def predict(
         ),
     ],
     output: Annotated[Path | None, typer.Option(help="File to write; standard output otherwise.")] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on with an output that was stopped.")] = False,
+    resume: Annotated[bool, typer.Option("--resume", help="Continue an output that was stopped.")] = False,
     force: Force = False,
     text: Annotated[
         bool, typer.Option("--text", help="INPUT is raw text: it is cut into sentences and tokens.")
     ] = False,
     skip_bad: Annotated[
-        bool, typer.Option("--skip-bad", help="Pass over inputs that cannot be read, and list them.")
+        bool, typer.Option("--skip-bad", help="Leave out inputs that cannot be read, and list them.")
     ] = False,
     columns: Annotated[
         str, typer.Option(help="Columns of INPUT, a table, such as text=review: by number from 0, or by name.")

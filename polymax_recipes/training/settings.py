@@ -26,7 +26,7 @@ class Learning:
     )
     clip: float = option(5.0, "Largest norm of the gradient; 0 for no limit.")
     weight_decay: float = option(0.0, "Weight decay of AdamW.")
-    monitor: str = option("", "Measure on dev that decides which epoch is kept; by default that of the task.")
+    monitor: str = option("", "Measure on dev by which the best epoch is chosen; by default the task's.")
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class Running:
     """Length and devices of a training; a resumed run may be given others."""
 
     epochs: int = option(10, "Passes over the training data.", least=1)
-    patience: int = option(0, "Stop after this number of epochs without an improvement on dev; 0 to go on.")
+    patience: int = option(0, "Stop after this number of epochs without an improvement on dev; 0 to train all epochs.")
     precision: str = option("32-true", "Precision of the arithmetic.", choices=("32-true", "bf16-mixed", "16-mixed"))
     accelerator: str = option("auto", "Kind of device: auto, cpu, gpu.", choices=("auto", "cpu", "gpu"))
     threads: int = option(0, "Threads on the CPU; 0 for the number that torch chooses.")

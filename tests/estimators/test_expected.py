@@ -296,7 +296,7 @@ def test_wrong_arguments_are_refused(kind):
 
 
 def test_top_k_refuses():
-    with pytest.raises(TypeError, match="Assignment does not know its k best structures"):
+    with pytest.raises(TypeError, match="Assignment cannot list its k best structures"):
         TopKSparsemax(pm.Assignment(), 2)
     with pytest.raises(ValueError, match="k must be a positive integer; got 0"):
         TopKSparsemax(pm.Chain(), 0)

@@ -263,9 +263,11 @@ def test_errors():
 def test_names_are_explained():
     with pytest.raises(ValueError, match=r"'sparsemax' is named 'polymax_sparsemax' in models"):
         make("llama", "sparsemax")
-    with pytest.raises(ValueError, match=r"no attention implementation 'polymax_ghost'.*register\('ghost', mapping\)"):
+    with pytest.raises(
+        ValueError, match=r"unknown attention implementation 'polymax_ghost'.*register\('ghost', mapping\)"
+    ):
         make("llama", "polymax_ghost")
-    with pytest.raises(ValueError, match=r"no attention implementation 'eager'; there are .*polymax_sparsemax"):
+    with pytest.raises(ValueError, match=r"unknown attention implementation 'eager'; there are .*polymax_sparsemax"):
         integration.use(make("llama"), "eager")
 
 

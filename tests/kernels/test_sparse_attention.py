@@ -744,7 +744,7 @@ def test_errors():
     flat = torch.nested.nested_tensor([torch.ones(n, 4) for n in (2, 3)], layout=torch.jagged)
     with pytest.raises(ValueError, match=r"query must be \(batch, heads, tokens of each, channels\) where it"):
         nn.scaled_dot_product_attention(flat, flat, flat)
-    with pytest.raises(ValueError, match="need_weights must be False where query is a nested tensor"):
+    with pytest.raises(ValueError, match="need_weights must be False if query is a nested tensor"):
         nn.MultiheadAttention(4, 2, batch_first=True)(flat, flat, flat)
     with pytest.raises(ValueError, match=r"tile must be a positive integer; got 0"):
         nn.attention_statistics(q, q, tile=0)

@@ -410,7 +410,7 @@ def test_errors():
         crf(emissions[..., :2], tags)
     with pytest.raises(ValueError, match=r"tags must be \(4, 5\); got \(4, 4\)"):
         crf(emissions, tags[:, :4])
-    with pytest.raises(ValueError, match=r"tags must be in \[0, 3\), -1 where not known, or -100 where .*; got 7"):
+    with pytest.raises(ValueError, match=r"tags must be in \[0, 3\), -1 if unknown, or -100 at .*; got 7"):
         crf(emissions, tags.masked_fill(mask, 7))
     with pytest.raises(TypeError, match=r"tags must be a tensor of integers.*torch.float32"):
         crf(emissions, tags.float())

@@ -377,7 +377,7 @@ def test_errors():
         spinn(tokens, policy="greedy")
     with pytest.raises(TypeError, match=r"policy must be .* of Simplex\(\)"):
         spinn(tokens, policy=pm.Marginals(pm.Chain()))
-    with pytest.raises(ValueError, match=r"transitions are no tree: 2 tokens of instance \(1,\) are shifted, not 3"):
+    with pytest.raises(ValueError, match=r"transitions are not a tree: 2 tokens of instance \(1,\) are shifted, not 3"):
         spinn(tokens, transitions=torch.tensor([[0, 0, 1, 0, 1], [0, 0, 1, -1, -1]]))
     with pytest.raises(ValueError, match=r"transitions must be \(2, 5\); got \(2, 3\)"):
         spinn(tokens, torch.tensor([2, 2]), torch.tensor([[0, 0, 1], [0, 0, 1]]))

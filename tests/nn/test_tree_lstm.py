@@ -332,11 +332,11 @@ def test_errors():
         other.soft(tokens, torch.zeros(2, 3, 3), 2)
     with pytest.raises(ValueError, match=r"rounds must be a positive integer; got 0"):
         other.soft(tokens, torch.zeros(2, 4, 4), 0)
-    with pytest.raises(ValueError, match=r"merges are no tree: merge 0 of instance \(0,\) is 2, of 3 nodes"):
+    with pytest.raises(ValueError, match=r"merges are not a tree: merge 0 of instance \(0,\) is 2, of 3 nodes"):
         nn.transitions_of_merges(torch.tensor([[2, 0]]))
     crossing = torch.eye(4)
     crossing[0, 1] = crossing[1, 2] = crossing[0, 3] = 1
-    with pytest.raises(ValueError, match=r"spans are no tree: span \[1, 2\] of instance \(0,\) does not fit"):
+    with pytest.raises(ValueError, match=r"spans are not a tree: span \[1, 2\] of instance \(0,\) does not fit"):
         nn.transitions_of_spans(crossing[None])
     with pytest.raises(ValueError, match=r"gold must be trees over the same tokens"):
         nn.bracket_f1(steps, torch.tensor([[0, -1, -1]]))

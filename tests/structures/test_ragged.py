@@ -112,7 +112,7 @@ def test_lists_of_costs_are_a_loop(distance, subsequence):
 def test_lists_of_costs_take_bands():
     costs = [torch.rand(n, m) for n, m in COSTS]
     torch.testing.assert_close(pm.dtw(costs, band=1), torch.stack([pm.dtw(c, band=1) for c in costs]))
-    with pytest.raises(ValueError, match="lengths must be None where cost is a list"):
+    with pytest.raises(ValueError, match="lengths must be None if cost is a list"):
         pm.dtw(costs, lengths=(torch.ones(4), torch.ones(4)))
     with pytest.raises(ValueError, match=r"cost must be a list of matrices .* at 1"):
         pm.dtw([costs[0], torch.rand(2, 2, 2)])
@@ -181,7 +181,7 @@ def test_bands_of_subsequences():
     allowed = torch.tensor([[False, False, True, True], [False, True, True, True]])
     expected = pm.dtw(cost.masked_fill(~allowed, math.inf), subsequence=True)
     torch.testing.assert_close(pm.dtw(cost, band=allowed, subsequence=True), expected)
-    with pytest.raises(TypeError, match="band must be a bool tensor where subsequence is True"):
+    with pytest.raises(TypeError, match="band must be a bool tensor if subsequence is True"):
         pm.dtw(cost, band=1, subsequence=True)
 
 

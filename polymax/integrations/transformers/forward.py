@@ -88,7 +88,7 @@ def attention(
         if same and not extra and not weights_wanted(module, options):
             return _one_by_one(query, key, value, packed, {**told, "dropout_p": drop}), None
         if len(query) > 1:
-            raise ValueError("cu_seq_lens must be of one row of tokens where there are masks, weights or biases")
+            raise ValueError("cu_seq_lens must be of one row of tokens if masks, weights or biases are given")
         # a mask of the model may hide more keys: both masks apply
         mask = with_bias(packed.mask(*sizes), None if mask is None else _kept(mask, sizes[1]))
         causal, window = False, None
@@ -117,7 +117,7 @@ def _refuse_unknown(options: dict[str, Any]) -> None:
     for name, option in options.items():
         if option is not None and name not in HONOURED and any(word in name for word in VISIBILITY):
             raise ValueError(
-                f"{name} must be None: attention by polymax does not know this argument, nor what it hides"
+                f"{name} must be None: attention by polymax does not support this argument, which may hide keys"
             )
 
 

@@ -98,10 +98,10 @@ def checked_name(name: str) -> str:
     if str(name).startswith(PREFIX):
         own = name.removeprefix(PREFIX)
         raise ValueError(
-            f"there is no attention implementation {name!r}: add it by polymax.integrations.transformers.register("
+            f"unknown attention implementation {name!r}: add it by polymax.integrations.transformers.register("
             f"{own!r}, mapping), without the prefix; there are {', '.join(registered_names())}"
         )
-    raise ValueError(f"there is no attention implementation {name!r}; there are {', '.join(registered_names())}")
+    raise ValueError(f"unknown attention implementation {name!r}; there are {', '.join(registered_names())}")
 
 
 def saved_choice(config: PreTrainedConfig) -> str | dict[str, Any] | None:

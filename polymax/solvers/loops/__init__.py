@@ -85,17 +85,19 @@ def path(solver: Rule, structure: Structure, scores: tuple[Tensor, ...]) -> str:
     device, name, rule = scores[0].device.type, type(structure).__name__, type(solver).__name__
     search = structure.search(*scores)
     if search is None:
-        why = f"{name}.search says nothing of how the set is searched"
+        why = f"{name}.search is None"
     elif solver.step not in _steps(device):
-        why = f"no compiled loop for {device} knows the rule of {rule}"
+        why = f"no compiled loop for {device} has the rule of {rule}"
     elif device == "cuda" and not _fits(search):
         why = f"the scores are empty, or have a side of more than {LARGEST}"
     elif find_spec(f"{active_set.__name__}.{device}_{search.kind}") is None:
-        asks = f"and asks {name}.map for the whole batch at each iteration, because"
-        return f"A compiled loop for {device} weighs structures, {asks} none of its programs searches by {search.kind}."
+        calls = f"and calls {name}.map for the whole batch at each iteration, because"
+        return (
+            f"A compiled loop for {device} weighs structures, {calls} none of its programs searches by {search.kind}."
+        )
     else:
-        return f"A compiled loop for {device} solves each instance, because {name}.search says how: by {search.kind}."
-    return f"A loop in torch asks {name}.map for the whole batch at each iteration, because {why}."
+        return f"A compiled loop for {device} solves each instance, because {name}.search is by {search.kind}."
+    return f"A loop in torch calls {name}.map for the whole batch at each iteration, because {why}."
 
 
 def _fits(search: Search) -> bool:

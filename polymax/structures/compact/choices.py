@@ -77,9 +77,7 @@ class Places(Compact):
         return bool((self.decode(y) >= 0).all())
 
     def hamming(self, first: Tensor) -> Tensor:
-        raise ValueError(
-            "cost must be given: vertices are no indicators, of which Hamming's cost counts the wrong ones"
-        )
+        raise ValueError("cost must be given: vertices are not indicators, for which Hamming's cost is defined")
 
 
 @dataclass(frozen=True, eq=False)
@@ -135,7 +133,7 @@ class Ranks(Compact):
         return bool((y == y.round()).all())
 
     def hamming(self, first: Tensor) -> Tensor:
-        raise ValueError("cost must be given: ranks are no indicators, of which Hamming's cost counts the wrong ones")
+        raise ValueError("cost must be given: ranks are not indicators, for which Hamming's cost is defined")
 
 
 def _check_choice(what: str, index: Tensor, count: int, none: bool = False) -> Tensor:

@@ -33,7 +33,7 @@ def _check_trees(heads: Tensor, within: Tensor, single_root: bool) -> None:
 
         def many(instance: tuple[int, ...], _: int) -> str:
             tokens = [t + 1 for t in roots[instance].nonzero()[:, 0].tolist()]
-            return f"tokens {in_words(tokens)}{of(instance)} all hang from the root, where single_root allows one"
+            return f"tokens {in_words(tokens)}{of(instance)} all hang from the root, but single_root allows one"
 
         refuse(_WHAT, roots.sum(-1, keepdim=True) > 1, many)
 
