@@ -87,7 +87,7 @@ def functional() -> bool:
     return torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0
 
 
-# where errors of exports point
+# advice at the end of errors of exports
 _ONNX = (
     "torch.onnx.export takes them with dynamo=True and "
     "custom_translation_table=polymax.integrations.onnx.translation_table(): see the how-to Export to ONNX"

@@ -147,7 +147,7 @@ class ScoreFunction(nn.Module):
 
 
 def _losses(loss_fn: LossFn | JointLoss, y: Parts, shape: torch.Size) -> Tensor:
-    """The losses, of this shape (samples, *batch), or of its groups, of structures (samples, *batch, ...)."""
+    """The losses (samples, *batch) of structures (samples, *batch, ...); for a `JointLoss`, one loss for each group."""
     count = shape[1:].numel()
     at = torch.arange(count, device=tensors(y)[0].device).repeat(shape[0])
     flat = map_parts(lambda t: t.reshape(at.numel(), *t.shape[len(shape) :]), y)

@@ -1,4 +1,4 @@
-"""Losses of models that act: the score function estimator, from the log-probabilities of actions."""
+"""The score function estimator of models that choose actions, from the log-probabilities of the actions."""
 
 from collections.abc import Callable
 

@@ -76,7 +76,7 @@ def _draw_series(ax: Any, left: np.ndarray | None, top: np.ndarray | None) -> No
     if left is not None:
         ax.yaxis.tick_right()
         side = ax.inset_axes((-(depth + gap) / box.width, 0, depth / box.width, 1), sharey=ax)
-        # values grow away from the matrix, as they do above it
+        # values increase away from the matrix, as in the panel above it
         side.invert_xaxis()
         _draw_curves(side, left, upright=True)
     if top is not None:

@@ -185,7 +185,7 @@ def _curve(head: int, modifier: int, rise: float, top: float) -> Any:
         return Path([(modifier, top), (modifier, TIP)])
     side = np.sign(modifier - head)
     start, end = head + side * LEAVE, modifier - side * ARRIVE
-    # a cubic that ends upright has in its middle 3/4 of the height of its controls and 1/8 of that of each end
+    # in the middle, a cubic curve has 3/4 of the height of its control points, plus 1/8 of the height of each end
     control = (rise - TIP / 8) * 4 / 3
     return Path([(start, 0), (start, control), (end, control), (end, TIP)], [Path.MOVETO] + 3 * [Path.CURVE4])
 

@@ -198,7 +198,7 @@ def _capped_gradients(ctx: Any, v: Tensor) -> tuple[Tensor | None, ...]:
 def _numbers(
     lower: float, upper: float, total: float, dims: int, dtype: torch.dtype, device: torch.device
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Bounds and a total that are numbers, as tensors."""
+    """Bounds and a total, given as numbers, as tensors."""
     low, high = (constant(float(bound), dims, _WIDE.get(dtype, dtype), device) for bound in (lower, upper))
     return low, high, constant(float(total), dims - 1, torch.float64, device)
 

@@ -112,7 +112,7 @@ def _jacobian(fn: Callable[[Tensor], Tensor], p: Tensor, v: Tensor) -> Tensor:
     w = conjugate_gradients(fn, p.detach(), v.detach())
     if not torch.is_grad_enabled():
         return w
-    # w + J (v - B(p) w) is w in value, and in derivative what differentiating the linear system gives
+    # w + J (v - B(p) w) has the value w, and the derivatives of the solution of the linear system
     return w + _LinearSolve.apply(v - _hessian_product(fn, p, w), p.detach(), fn)
 
 

@@ -129,7 +129,7 @@ class Tsallis(Regularizer):
 
 
 def positive(value: float | Tensor, name: str) -> None:
-    """A positive, finite number or tensor."""
+    """Raise an error unless the argument is a positive, finite number or tensor."""
     _check.number(value, name, "positive and finite", lambda v: (v > 0) & (v < math.inf))
 
 

@@ -1,4 +1,4 @@
-"""The threshold mapping with its derivatives: scores, alpha, and both again."""
+"""The threshold mapping with its first and second derivatives in scores and alpha."""
 
 from collections.abc import Callable
 from typing import Any

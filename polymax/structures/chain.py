@@ -256,7 +256,7 @@ class Chain(DynamicProgram):
         unary, transition = self.full(*scores)
         used = _used(vertices)
         for x, at, dims in zip((unary, transition), _places(used, *unary.shape[-2:]), (2, 3), strict=True):
-            # padding reads the 0 after the last score
+            # places of padding point to the 0 after the last score
             flat = torch.nn.functional.pad(x.flatten(-dims), (0, 1)).unsqueeze(-2)
             total = total + flat.expand(*at.shape[:-1], flat.shape[-1]).gather(-1, at).sum(-1)
         return torch.as_tensor(total)

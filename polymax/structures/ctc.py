@@ -327,7 +327,7 @@ def _spread(cells: Tensor, labels: Tensor, classes: int) -> Tensor:
     if cells.device.type == "cpu":
         index = labels[:, None].expand(cells.shape)
         return cells.new_zeros(*cells.shape[:-1], classes).scatter_add(-1, index, cells)
-    # states share labels: a product adds them up in a fixed order, and atomic additions do not
+    # states share labels: a matrix product sums them in a fixed order, unlike atomic additions
     return cells @ torch.nn.functional.one_hot(labels, classes).to(cells.dtype)
 
 

@@ -168,7 +168,7 @@ class Charts:
 
 
 def _number(label: str, labels: dict[str, int]) -> int:
-    """The number of a chain of labels, or of the label on its top."""
+    """The number of a chain of labels; of an unknown chain, the number of its top label, or of NONE."""
     for known in (label, label.split(JOINT)[0]):
         if known in labels:
             return labels[known] - len(SPECIALS)

@@ -143,7 +143,7 @@ class Examples:
         self.heads = Ragged.of(list(s.heads or ()) for s in sentences)
         known = {label: k for k, label in enumerate(labels.words)}
         self.label = torch.tensor([known.get(example.label, NONE) for example in examples])
-        # the longer side of a pair
+        # the size of a pair is the length of its longer sentence
         self.sizes = self.words.lengths.reshape(-1, self.sides).amax(1)
 
     def __getitem__(self, rows: Tensor) -> Batch:

@@ -38,7 +38,7 @@ class Walk(NamedTuple):
 
 
 def walk_along(transitions: Tensor, lengths: Tensor, plan: TreePlan) -> Walk:
-    """The walk along transitions (b, 2 n - 1) over sentences of lengths (b,).
+    """Return the `Walk` along transitions (b, 2 n - 1) over sentences of lengths (b,).
 
     The last step made the topmost node. The step before the first token of the topmost node was shifted made the
     second.

@@ -25,7 +25,7 @@ class State(NamedTuple):
     left: Tensor
 
     def chosen(self, hypotheses: Tensor) -> "State":
-        """The states of some hypotheses, (b, k') numbers below k."""
+        """The states of chosen hypotheses, given by indices (b, k') below k."""
         rows = torch.arange(len(hypotheses), device=hypotheses.device).unsqueeze(1)
         return State(*(part[rows, hypotheses] for part in self))
 

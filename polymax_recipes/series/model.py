@@ -76,7 +76,7 @@ class Nearest(Classes):
         self.labels.copy_(data.labels)
 
     def distances(self, batch: Batch) -> Tensor:
-        """Return the discrepancies (b, classes, 1) of series to the nearest of each class."""
+        """Return the discrepancies (b, classes, 1) of series to the nearest stored series of each class."""
         pairs = (batch.lengths, self.lengths)
         every = pm.pairwise(batch.values, self.values, self._discrepancy, lengths=pairs)
         found = every.new_full((len(every), self.classes), torch.inf)

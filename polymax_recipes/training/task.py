@@ -259,7 +259,7 @@ class Task(ABC):
 
     @abstractmethod
     def model(self, options: Any, vocabularies: Vocabularies) -> Model:
-        """An untrained model; its random numbers are torch's."""
+        """Return an untrained model; random weights come from torch's generator."""
 
     def begin(self, model: Any, options: Any) -> None:
         """Load pretrained weights into a new model, if the task has some."""

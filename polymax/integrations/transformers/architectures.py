@@ -80,7 +80,7 @@ def takes_bool_and_none(file: str) -> tuple[bool, bool]:
 
 @torch.compiler.assume_constant_result
 def _of_config(config: type) -> tuple[bool, bool]:
-    """`takes_bool_and_none` of the models of a configuration; neither, if they are not found."""
+    """Return `takes_bool_and_none` for the models of a configuration; (False, False) if their file is not imported."""
     file = config.__module__.replace(".configuration_", ".modeling_")
     return takes_bool_and_none(file) if file in sys.modules else (False, False)
 

@@ -164,7 +164,7 @@ def admit(count, held, system, work):
 
 @inline
 def remove(i, count, held):
-    """Close the gap that structure i leaves."""
+    """Remove structure i, and move the structures after it forward by one place."""
     used, gram, b, p = held
     for j in range(i, count - 1):
         for u in range(used.shape[1]):

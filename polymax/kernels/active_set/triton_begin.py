@@ -18,7 +18,7 @@ def begin(p_given, held, point, d, K: tl.constexpr, BR: tl.constexpr, BU: tl.con
         tl.store(p_gram + o_rows, tl.zeros([BR, K], tl.float32))
         tl.store(p_system + o_rows, tl.zeros([BR, K], tl.float64))
     for row in tl.static_range(3):
-        # scores, weights, and room for a vector
+        # rows of the system: scores, weights, and room for a vector
         tl.store(p_system + (K + row) * K + o_k, tl.full([K], -1.0 if row == 1 else 0.0, tl.float64))
     for i_d in range(0, d, BU):
         o_d = i_d + tl.arange(0, BU)

@@ -62,7 +62,7 @@ def alignment_tangent(
 
 
 def _expectation(scores, rows, columns, chart, g, change):
-    """Return the expectations or, if the chart changes, their change."""
+    """Return the expectations or, given a change of the chart, their change."""
     count, n, m = scores.shape
     out = torch.empty_like(scores, memory_format=torch.contiguous_format)
     chart = chart.contiguous()

@@ -97,7 +97,7 @@ def _grouped_backward(
                     weight = add(weight, p)
             norm = np.sqrt(squares)
             rate[g] = price[g] / (norm + price[g]) if norm != 0 and price[g] > 0 else 0.0
-            # factors of an entry's weight in the contributions of <u, v> and <u, 1>
+            # an entry of weight w contributes pulled[g] w by <u, v>, and ones[g] w by <u, 1>
             pulled[g] = rate[g] * reach / squares if squares != 0 else 0.0
             ones[g] = rate[g] * weight / squares if squares != 0 else 0.0
             total += (1 - rate[g]) * flat + pulled[g] * weight

@@ -47,7 +47,7 @@ def head_automaton_outside(
 
 
 def _pairs(pairs: Tensor, order: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return scores of siblings as [head, modifier, sibling], and of grandparents."""
+    """Return scores of siblings as [head, modifier, sibling], and scores of grandparents."""
     siblings = pairs[:, 0].mT if order & SIBLINGS else pairs[:, 0]
     return array(siblings.double()), array(pairs[:, -1].double())
 

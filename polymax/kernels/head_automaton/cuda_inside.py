@@ -112,7 +112,7 @@ def roots(p_arcs, p_siblings, p_r, p_l, n, s, SIBS: tl.constexpr, BR: tl.constex
     m_in = (o_c > 0) & (o_c <= n)
     b_a = tl.load(p_arcs + o_c, mask=m_in, other=0).to(tl.float64)
     if SIBS:
-        # [0, modifier, 0]
+        # scores at [0, modifier, 0]
         b_a += tl.load(p_siblings + o_c * s, mask=m_in, other=0).to(tl.float64)
     b_rest = tl.load(p_l + s + o_c, mask=m_in, other=0) + tl.load(p_r + n * s + o_c, mask=m_in, other=0)
     return tl.where(m_in, b_a + b_rest, float("-inf"))

@@ -17,7 +17,7 @@ def isotonic_kl(s: Tensor, w: Tensor) -> Tensor:
 @kernel
 def _isotonic_kl(start, stop, s, w, out):
     n = s.shape[1]
-    # of each run: the logarithms of its two sums, and how many entries it has
+    # the logarithms of the two sums of each run, and its number of entries
     above, below = np.empty(n), np.empty(n)
     widths = np.empty(n, np.int64)
     for i in range(start, stop):

@@ -14,9 +14,7 @@ from polymax.backend.triton_launch import Entry
 from polymax.backend.triton_math import ceil_power, on_device
 
 LARGEST = 8192
-# of the cells that a program writes:
-# ROWS: frames
-# WIDEST: most tokens
+# the cells that a program writes: ROWS: frames WIDEST: most tokens
 ROWS, WIDEST = 16, 1024
 
 

@@ -14,7 +14,7 @@ from polymax.backend.numba_code import cgutils
 
 TILE, BLOCK = 16, 8
 _BITS, _INT, _WORD = ir.IntType(TILE), ir.IntType(32), ir.IntType(64)
-# the lane before, with the last lane of the tile before in front
+# shifts lanes by one; the last lane of the previous tile comes first
 _BEFORE = ir.Constant(ir.VectorType(_INT, TILE), [TILE - 1 + i for i in range(TILE)])
 # bytes of a cache line
 _LINE = 64

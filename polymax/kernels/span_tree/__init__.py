@@ -24,7 +24,7 @@ PADDING = 4
 
 
 def chart_like(scores: Tensor, *_: object) -> Tensor:
-    """Return an empty chart for these scores: a square with padded rows, and a row for numbers of the instance."""
+    """Return an empty chart for these scores: a square with padded rows, and a row for scalars of the instance."""
     batch, n = scores.shape[:2]
     return scores.new_empty((batch, n + 1, n + PADDING), dtype=torch.float64)
 

@@ -140,7 +140,7 @@ def _up(
     BL: tl.constexpr,
 ):
     """Fill the chart (then also p_w) from the scores or, with TANGENTS, its derivative along d."""
-    # lam is stored in the place of T
+    # lam overwrites T in memory
     for start in range(0, m * m, BS):
         o_i, o_j, m_square = _square(start, m, BS)
         m_in = m_square & (o_i <= o_j)

@@ -50,7 +50,7 @@ def threshold(x: Tensor, alpha: float, family: int, alphas: Tensor | None = None
             launch(x, y, y)
             return y
     if family == SQUARED_NORM and alpha == 2:
-        # half the squared Euclidean norm has a finite method
+        # for half the squared Euclidean norm there is a finite method
         family = TSALLIS
     scores = _precise(x, alpha, alphas).contiguous()
     y, n = torch.empty_like(scores), scores.shape[-1]

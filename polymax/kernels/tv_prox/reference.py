@@ -29,7 +29,7 @@ def tv_prox(x: Tensor, strength: Tensor, shifted: bool = False) -> Tensor:
     width = strength.minimum(2 * y.abs().sum(-1, keepdim=True))
 
     run = torch.zeros(x.shape, dtype=torch.int64, device=x.device)
-    # the pull of the right neighbour at each entry, once they are split
+    # the pull of the right neighbour on each entry, after a split between both
     pull = torch.zeros_like(y)
     while True:
         pulled = y + pull - _shifted(pull)

@@ -252,7 +252,7 @@ def _admit(state: _State, new: Tensor, running: Tensor) -> _State:
     p = state.p + length * (picked - torch.where(others, c, 0))
     gone = dependent.unsqueeze(-1) & (_one_hot(first, state) > 0)
     p = torch.where(gone, 0, p.clamp(min=0))
-    # the least positive weight makes the new structure active
+    # the new structure is active if its weight is positive: give it the smallest positive number
     fresh = running.unsqueeze(-1) & (picked > 0) & (p == 0)
     return replace(state, p=torch.where(fresh, torch.finfo(p.dtype).tiny, p))
 
