@@ -212,7 +212,7 @@ _LAZY = {
     "testing": "polymax.testing",
 }
 _MODULES = ("distributed", "factors", "nn")
-# names in other packages, and what they are here
+# names in other packages, and their counterparts here
 _ELSEWHERE = {
     "AlignmentCRF": "pm.Marginals(pm.Alignment())",
     "DependencyCRF": "pm.Marginals(pm.ProjectiveTree())",
@@ -241,7 +241,8 @@ __all__ = sorted(
     if not name.startswith("_") and (name in _MODULES or not isinstance(value, _ModuleType))
 )
 
-# a file of the package is no name of it: `pm.sparsemap` would pass for a function; a folder, as `pm.structures`, may be
+# files of the package are not among its names: `pm.sparsemap` would pass for a function; a folder, as `pm.structures`,
+# may be
 for _name, _value in list(globals().items()):
     _own = _name in _MODULES or _name.startswith("_") or hasattr(_value, "__path__")
     if isinstance(_value, _ModuleType) and not _own:

@@ -1,4 +1,4 @@
-"""Argument checks: errors that name the argument, what was expected and what came."""
+"""Argument checks: errors that name the argument, the expectation and the value."""
 
 import operator
 from typing import Any

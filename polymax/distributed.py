@@ -1,7 +1,7 @@
 """Several processes: attention over a sequence, or a cache, that is spread over them, and plans for modules.
 
-Public operators take DTensors, so most of what several processes need has no name of its own: see the page "Many
-processes" of the documentation.
+Public operators take DTensors, so most operations on several processes need no function of their own: see the page
+"Many processes" of the documentation.
 """
 
 from typing import Any

@@ -138,7 +138,7 @@ def forced_align(
     ctc = CTC(targets, target_lengths, input_lengths, blank)
     labels = ctc.labels(log_probs)
     at = log_probs.gather(-1, labels.clamp(min=0).unsqueeze(-1)).squeeze(-1)
-    # -1 is no number of uint8
+    # uint8 has no -1
     signed = targets.dtype.is_signed and targets.dtype != torch.bool
     return labels.to(targets.dtype) if signed else labels, torch.where(labels < 0, 0, at)
 
@@ -182,7 +182,7 @@ def align_segments(
 
     Arguments:
         emissions: log-probabilities of each segment, (frames, labels), in a list, or (segments, frames, labels)
-        transcripts: a string for each segment; words are what spaces separate
+        transcripts: a string for each segment; words are separated by spaces
         dictionary: the label of each character
         frame_seconds: seconds from a frame to the next, for all segments or for each
         starts: seconds at which segments start in the recording, 0 by default

@@ -33,8 +33,8 @@ def pairwise(
     distance(x, y, lengths=..., **options) with series (k, 1, n, d) and (1, l, m, d), lengths (k, 1) and (1, l). Both
     return (k, l).
 
-    Series are compared in chunks of similar lengths, in which all pairs together have at most `max_cells` cells (a
-    pair of series of n and m points has n m), so that memory stays bounded if no gradient is wanted.
+    Series are compared in chunks of similar lengths. All pairs of a chunk together have at most `max_cells` cells; a
+    pair of series of n and m points has n m. So memory is bounded if no gradient is required.
 
     Shapes:
         x (K, n, d) or a list of (n_k, d) or a PackedSequence, y (L, m, d) likewise; lengths a pair of (K,) and (L,)

@@ -51,7 +51,7 @@ def design_pages() -> str:
 
 
 def example_pages() -> str:
-    """Return the entries of the examples, named by what they show."""
+    """Return the entries of the examples, named by their subjects."""
     entries = []
     for file in shown.ordered():
         name = shown.title(file)[0].split(":")[0].replace('"', "'")

@@ -1,4 +1,4 @@
-"""What arguments mean, and what calls return and refuse, for the reference: text that many names share is written once.
+"""Meanings of arguments, results and errors of calls, for the reference: text that many names share is written once.
 
 A docstring with an `Args:`, `Returns:` or `Raises:` section of its own comes before the text of this file.
 """

@@ -64,7 +64,7 @@ def section(run: dict[str, Any]) -> str:
 
 
 def _place(suite: str) -> int:
-    """Where a suite comes on the page; one without words of its own comes last."""
+    """The place of a suite on the page; one without words of its own comes last."""
     return list(ABOUT).index(suite) if suite in ABOUT else len(ABOUT)
 
 

@@ -28,7 +28,7 @@ addEventListener("load", start);
 
 
 def with_pictures(text: str, name: str, staged: Path) -> str:
-    """The page with what its blocks draw; where no block draws, nothing is run.
+    """The page with the pictures of its blocks; where no block draws, nothing is run.
 
     A block draws if it assigns `picture`: a `Picture` moves, and axes of matplotlib are kept as SVG.
     """

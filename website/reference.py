@@ -25,7 +25,7 @@ MODULES = (
 )
 # methods that say nothing that the class does not say
 OMITTED = ("extra_repr", "train", "eval", "reset_parameters")
-# pages by what people look for first; others follow in their own order
+# pages in the order in which readers need them; others follow in their own order
 ORDER = (
     *("Mappings", "Structures", "Smoothed maxima over structures", "Losses", "Modules", "Regularizers", "Estimators"),
     *("Dynamic time warping", "Likelihoods of sequence models", "Alignments of speech", "Factor graphs"),
@@ -206,7 +206,7 @@ def entry(name: str, value: Any) -> str:
 
 
 def explained(name: str, value: Any) -> str:
-    """Return the docstring of a name, and before its example what arguments mean and what calls return."""
+    """Return the docstring of a name, with the meanings of arguments and the results of calls before its example."""
     doc = markdown(inspect.getdoc(value) or "")
     parts = []
     if name in arguments.HEADLINES:
@@ -275,7 +275,7 @@ def signature(name: str, value: Any) -> str:
 
 
 def _split(text: str) -> tuple[list[str], str]:
-    """The arguments of a call, cut at the commas that are in no bracket, and what follows the call."""
+    """The arguments of a call, split at commas outside of brackets, and the text after the call."""
     parts, depth, begin = [], 0, 1
     for place, letter in enumerate(text):
         depth += letter in "([{"
@@ -354,7 +354,7 @@ def markdown(doc: str) -> str:
 
 
 def _items(block: list[str], plain: bool) -> list[str]:
-    """Return the lines below a heading as a list: `name: text`, continued by what is indented deeper."""
+    """Return the lines below a heading as a list: `name: text`, continued by lines that are indented deeper."""
     if plain:
         return [_escaped(" ".join(line.strip() for line in block))]
     items: list[str] = []

@@ -1,4 +1,4 @@
-"""Examples and notebooks with what they print and draw: `python -m website.shown` runs them and keeps their outputs.
+"""Examples and notebooks with their outputs and pictures: `python -m website.shown` runs them and keeps their outputs.
 
 Outputs are kept with the digest of the code that made them; a test compares it with the code of today.
 """
@@ -62,7 +62,7 @@ def title(file: Path) -> tuple[str, str, str]:
 
 
 def examples() -> str:
-    """Return the page of all examples: what each shows, and a part of what it prints or draws."""
+    """Return the page of all examples: the subject of each, and a part of its output or its picture."""
     kept = json.loads(OUTPUTS.read_text(encoding="utf-8"))
     cards = []
     for file in ordered():

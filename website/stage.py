@@ -1,4 +1,4 @@
-"""What Zensical gets: documents with their links, mathematics and pictures made ready, and pages made by code."""
+"""The input of Zensical: documents with their links, mathematics and pictures made ready, and pages made by code."""
 
 import re
 import shutil
@@ -12,7 +12,7 @@ DOCS = ROOT / "docs"
 # files of the repository that are pages of the site, and their names there
 PAGES = {"CHANGELOG.md": "changelog.md", "benchmarks/README.md": "measuring.md", "CONTRIBUTING.md": "contributing.md"}
 CODE = re.compile(r"(```.*?```|`[^`\n]*`)", re.DOTALL)
-# marks of figures, which nobody needs to read
+# marks of figures, which readers do not need
 MARKS = re.compile(r"<!-- (?:number|table): .*?-->\n?|\n?<!-- end -->", re.DOTALL)
 
 

@@ -49,9 +49,8 @@ class Clipped(nn.Module):
         surrogate = mean of max(r a, clip(r, 1 - clip, 1 + clip) a),   r = p(y) / p_old(y),   a = L(y) - b
 
     A call of this object is a call of the estimator. `collect` draws once, and each step then minimizes `surrogate` of
-    the current scores. Its gradient in the first step is the estimator's. A draw has no gradient if it is better than
-    the baseline and has become more probable by more than `clip`, or if it is worse and has become less probable by
-    more than `clip`.
+    the current scores. Its gradient in the first step is the estimator's. A draw that is better than the baseline has
+    no gradient once it is more probable by `clip`; a worse one, once it is less probable by `clip`.
 
     Example:
         >>> estimator = Clipped(pm.ScoreFunction(pm.Simplex(), pm.SelfCritical(), samples=4), clip=0.2)

@@ -3,8 +3,8 @@
     E[L] = sum over y in Y of p(y) L(y)
 
 Estimators of it are called as estimator(loss_fn, *scores), and call loss_fn(y, at): y are structures stacked along a
-first dimension (a tuple of such stacks where a structure has several tensors), and at (count,) are the places of their
-instances in the batch, flattened, so that inputs[at] belong to them. It returns their losses, (count,), and may use
+first dimension, or a tuple of such stacks if a structure has several tensors. at (count,) are the places of their
+instances in the flattened batch, so that inputs[at] belong to them. It returns their losses, (count,), and may use
 parameters of its own, which get their gradients. With an estimator that returns one vertex for each instance the same
 function is called as loss_fn(y, torch.arange(len(y))).
 """

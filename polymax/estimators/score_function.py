@@ -87,7 +87,7 @@ class ScoreFunction(nn.Module):
         features: Tensor | None = None,
         generator: torch.Generator | None = None,
     ) -> Tensor:
-        """The expected loss, ready for backward; `features` are what a baseline sees in place of the scores."""
+        """The expected loss, ready for backward; `features` are the inputs of a baseline in place of the scores."""
         draws = self.collect(loss_fn, *scores, features=features, generator=generator)
         return value_with_gradient(
             draws.loss, reduce_values((draws.advantages * draws.log_probs).mean(0), self.reduction)

@@ -244,7 +244,7 @@ class Agreement:
         """The variables, rounded if they are close to 0 or 1, and 0 if no structure with weight uses them."""
         whole = state.mu.round()
         near = (state.mu - whole).abs() <= ROUNDING * (1 + self.goal.unsqueeze(-1) / TOLERANCE)
-        # adding 0 makes 0 of what is rounded to -0
+        # adding 0 turns -0 into 0
         mu = torch.where(near & (whole >= 0) & (whole <= 1), whole + 0.0, state.mu)
         if not state.projected:
             return mu

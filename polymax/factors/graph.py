@@ -179,7 +179,7 @@ class FactorGraph(Structure):
         return torch.cat([first, own[0].unsqueeze(-1)], -1) if own else first
 
     def _gathered(self, variables: Tensor, factor: Any, negated: Tensor | None = None) -> Tensor:
-        """The variables of a factor, in its own shape; 0 where it has none."""
+        """The variables of a factor, in its own shape; 0 for absent ones."""
         batch = variables.shape[:-1]
         dims = factor.at.dim() - len(factor.lead)
         at = factor.at.to(variables.device).expand(*batch, *factor.at.shape[factor.at.dim() - dims :])

@@ -1,7 +1,7 @@
 """Dynamic programs as hypergraphs, by which users write their own.
 
-A node stands for a subproblem, a hyperedge for one way to solve it, its tails for the smaller subproblems that it needs
-and its part for the score that it adds. A structure lists these once (`Builder`, `Family`) and gives the batch as
+A node stands for a subproblem, a hyperedge for one way to solve it. Its tails are the smaller subproblems that it
+needs, its part is the score that it adds. A structure lists these once (`Builder`, `Family`) and gives the batch as
 `Derivations`; maxima, marginals, samples, k-best lists and derivatives follow. docs/adding.md shows how.
 
 graph        hypergraphs in arrays, builders, and families of hypergraphs by size.

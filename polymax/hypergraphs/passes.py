@@ -329,7 +329,7 @@ class _Tangent(Function):
             return g @ torch.where(v == -torch.inf, 0, v)
 
         def slope(g: Tensor, scores: tuple[Tensor, ...], along: tuple[Tensor, ...]) -> Tensor:
-            """<g mu, u>, whose derivatives in g and in the scores are what the forward pass computes."""
+            """<g mu, u>, whose derivatives in g and in the scores the forward pass computes."""
             mu = torch.func.grad(value)(scores, g)
             return torch.stack([(m * u).sum() for m, u in zip(mu, along, strict=True)]).sum()
 

@@ -59,7 +59,7 @@ def crf_loss(
 
         - gamma log p(y),  p(y) = exp(<scores, y> / gamma) / Z
 
-    y may also be a teacher's expected structure or its distribution; see `fenchel_young` for what the loss is then.
+    y may also be a teacher's expected structure or its distribution; see `fenchel_young` for the loss in this case.
 
     Example:
         >>> scores = torch.tensor([[2.0, 0.0], [0.0, 1.0]]), torch.zeros(2, 2)
@@ -84,7 +84,8 @@ def sparsemap_loss(
 
         max over mu of <scores, mu> - gamma / 2 ||mu||^2 + gamma / 2 ||y||^2 - <scores, y>
 
-    The solver is `ActiveSet()` unless it is given; `WarmStart().at(keys)` starts from what an earlier step has found.
+    The solver is `ActiveSet()` unless it is given; `WarmStart().at(keys)` starts from the structures of an earlier
+    step.
 
     Example:
         >>> scores = torch.tensor([[1.0, 0.0], [0.0, 0.5]]), torch.zeros(2, 2)

@@ -124,7 +124,7 @@ class Partial:
         return structure.compact.hamming(self.allowed(structure, scores).to(scores[0].dtype))
 
     def allowed(self, structure: Structure, scores: tuple[Tensor, ...]) -> Tensor:
-        """The parts that agree with what is known, bool, which broadcasts to the first score tensor."""
+        """The parts that agree with the known parts, bool, which broadcasts to the first score tensor."""
         if self.known.dtype != torch.bool:
             return structure.compact.allowed(self.known.long(), *scores)
         _check.broadcasts(self.known, scores[0], "known")

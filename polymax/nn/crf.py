@@ -227,7 +227,7 @@ class CRF(nn.Module):
                 f"mask of integers must be 0 or 1 (1 = token); got {int(kept[(kept != 0) & (kept != 1)][0])}"
             )
         if kept.shape != emissions.shape[:2]:
-            other = "the other order; give mask.T, or set batch_first to what the tensors are"
+            other = "the other order; give mask.T, or the batch_first of the tensors"
             why = f": {other}" if kept.shape == emissions.shape[:2][::-1] else ""
             raise ValueError(f"mask must be {order}), {tuple(emissions.shape[:2])}; got {tuple(kept.shape)}{why}")
         kept = kept.bool()
@@ -236,7 +236,7 @@ class CRF(nn.Module):
         if _check.readable(kept) and _other_order(kept):
             raise ValueError(
                 f"mask is {'(n, B)' if self.batch_first else '(B, n)'}, it seems: its columns, not its rows, are tokens"
-                " followed by padding; give mask.T, or set batch_first to what the tensors are"
+                " followed by padding; give mask.T, or the batch_first of the tensors"
             )
         return emissions, kept
 

@@ -79,7 +79,7 @@ class MultiheadAttention(nn.MultiheadAttention):
             query, key, value = (as_jagged(t) for t in (query, key, value))
         self._check_inputs(query, key, value)
         if query.is_nested and need_weights:
-            raise ValueError("need_weights must be False if query is a nested tensor: its weights have no one shape")
+            raise ValueError("need_weights must be False if query is a nested tensor: its weights have several shapes")
         batched = query.dim() == 3
         if not batched:
             query, key, value = query[None], key[None], value[None]

@@ -66,7 +66,7 @@ def dependencies(
             place = (end, top + 0.25)
             ax.plot([end, end], [top, TIP], color=color, linewidth=1.1, clip_on=False)
         ax.scatter([end], [TIP / 2], s=16 * scale, color=[color], marker="v", linewidths=0, clip_on=False, zorder=2)
-        # smaller than this, nobody reads it
+        # smaller sizes are not legible
         if name and LABEL * scale >= 3.5:
             box = {"facecolor": "white", "linewidth": 0, "pad": 0.6}
             look: dict[str, Any] = {"ha": "center", "va": "center", "color": INK if head else BLUE}

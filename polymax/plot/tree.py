@@ -204,7 +204,7 @@ def _write(ax: Any, x: float, y: float, text: str, size: float, gap: bool = Fals
     """Write text with a white outline, or in a gap of the line below it."""
     from matplotlib.patheffects import withStroke
 
-    # smaller than this, nobody reads it
+    # smaller sizes are not legible
     if not text or size < 3.5:
         return
     look: dict[str, Any] = {"ha": "center", "va": "center", "fontsize": size, "color": INK, "zorder": 3}

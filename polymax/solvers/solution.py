@@ -22,7 +22,7 @@ class Solution:
         value (*batch,): the value reached, -inf without a structure
         iterations and gap (*batch,)
         undefined: a bool tensor for each tensor of mu, True at parts that are NaN because of NaN scores; or None
-        mean (B, d) in float64: the tensors of mu, flat and in a row; or None if the loop has not computed them
+        mean (B, d) in float64: the tensors of mu, flat and in a row; or None if the loop did not compute them
 
     An undefined instance has no structures; its weights, value and gap are NaN.
     """

@@ -104,7 +104,7 @@ class SpanningTree(Sampled):
         Every tree has one head for each token, so that all trees are shifted alike.
         """
         (x,) = scores
-        # arcs are [head, modifier], with labels after them where there are any
+        # arcs are [head, modifier], and labels, if there are any, come last
         others = (-3, -1) if self.labelled else (-2,)
         best = torch.where(self.map(x) > 0, x, 0).sum(others, keepdim=True)
         total = exact_total(best.flatten(x.dim() - self.event_dims(x)[0]))

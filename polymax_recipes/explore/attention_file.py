@@ -54,9 +54,9 @@ def save_attention(
     """Save attention weights for `polymax explore --attention FILE`: of each layer, of each head, (queries, keys).
 
     `weights` has the form in which models return them: a list of a tensor (heads, queries, keys) for each layer, also
-    with a batch of 1 in front, or any iterable of iterables, read once, so that one head is in memory at a time.
-    `tokens` are the queries, and `keys` the keys if they are other words. Weights of at most `least` are left out; with
-    0, only zeros are left out.
+    with a batch of 1 in front; or any iterable of iterables, which is read once, so that one head is in memory at a
+    time. `tokens` are the queries, and `keys` the keys if they are other words. Weights of at most `least` are left
+    out; with 0, only zeros are left out.
 
     Example:
         >>> import tempfile

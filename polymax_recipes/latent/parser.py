@@ -27,8 +27,9 @@ class Drawn(NamedTuple):
 class Walk(NamedTuple):
     """States, allowed actions and scores of a parser along given transitions, and the plan of their trees.
 
-    Shapes, T = 2 n - 1: seen (b, 3 T), for each step the first of the buffer, the topmost and the second of the stack,
-    as the steps that make these nodes, T if there is no such node; allowed and y (b, T, 2), of shifting and reducing
+    Shapes, T = 2 n - 1: seen (b, 3 T), for each step the first node of the buffer, the topmost and the second of the
+    stack; nodes are given by the steps that make them, T for missing ones; allowed and y (b, T, 2), of shifting and
+    reducing
     """
 
     plan: TreePlan

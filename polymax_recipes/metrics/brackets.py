@@ -30,8 +30,8 @@ class BracketScores(NamedTuple):
 class BracketF1:
     """F1 of brackets, counted over all sentences.
 
-    As in evalb, parts of speech and roots that only wrap the sentence do not count, words that are punctuation in the
-    gold tree are removed first, brackets without words are dropped, and a bracket that occurs twice can be found twice.
+    As in evalb, parts of speech and roots that only wrap the sentence do not count. Words that are punctuation in the
+    gold tree are removed first, and brackets without words are dropped. A bracket that occurs twice can be found twice.
     Labels are compared as given: remove functions and traces before.
 
     Example:

@@ -1,7 +1,7 @@
 """Tables, row by row: TSV, CSV, JSON lines, Parquet, datasets of Hugging Face on disk, and lists and frames in memory.
 
 A task names its columns by roles, such as token and tag. The column of a role is found by the name or the number that
-the user gives, else by the usual names of such columns, else, in a table without names, by its place.
+the user gives. By default it is found by the usual names of such columns or, in a table without names, by its place.
 """
 
 import csv

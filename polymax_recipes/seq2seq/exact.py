@@ -31,8 +31,8 @@ class Hypothesis(NamedTuple):
 
 
 def exact_search(model: Seq2Seq, source: Tensor, lengths: Tensor, search: Search, most: int) -> Found:
-    """Return the result of `beam_search`; for each sentence whose result it has not proven to be the best, the best
-    target of all.
+    """Return the result of `beam_search`; for each sentence without a proof that its result is the best, return the
+    best target of all.
 
     At most `most` hypotheses of a sentence are extended; if the search does not end by then, the best target so far is
     returned, and `exact` is False.

@@ -22,7 +22,7 @@ class Limits:
     """Limits of a server.
 
     body is in bytes, arrival and computing in seconds. inputs is per request, characters per input; words=0 takes the
-    limit of the task. waiting is the size of all bodies in memory, in bytes; memory is what one process may use beyond
+    limit of the task. waiting is the size of all bodies in memory, in bytes; memory is the limit of one process beyond
     its models, in bytes, 0 for no limit.
     """
 

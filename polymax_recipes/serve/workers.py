@@ -48,7 +48,7 @@ class Item:
 
     @property
     def wanted(self) -> bool:
-        """True if somebody still waits for the result."""
+        """True if a request still waits for the result."""
         return not self.result.done() and time.monotonic() < self.until
 
     def end(self, outcome: Any) -> None:

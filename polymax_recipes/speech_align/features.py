@@ -12,8 +12,8 @@ FLOOR = 1e-8
 
 
 class Frames(NamedTuple):
-    """How sound is cut into frames: samples per second, bands, samples of a window, and samples from a frame to the
-    next.
+    """The settings by which sound is cut into frames: samples per second, bands, samples of a window, and samples from
+    a frame to the next.
     """
 
     rate: int

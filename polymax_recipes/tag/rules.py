@@ -86,7 +86,7 @@ def _rule(where: str, text: str, names: Sequence[str]) -> Rule:
                 raise wrong(f"labels joined by 'or' expected; got {labels!r}")
             matching = {k for k, name in enumerate(names) if fnmatchcase(name, _escaped(label))}
             if not matching:
-                raise wrong(f"{label} is no tag of the training: these are {', '.join(names)}")
+                raise wrong(f"{label} is not a tag of the training, whose tags are {', '.join(names)}")
             found |= matching
         return tuple(sorted(found))
 

@@ -1,8 +1,8 @@
 """The directory of a run: its configuration, vocabularies, weights and log; and models loaded from it.
 
 config.json, vocabulary.json, weights.pt (of the best epoch), last.ckpt (to resume), log.csv, samples.json (inputs of
-dev, to show), digests.json (of all these), tensorboard/, and data/ (rows that were given in memory).
-An error in one of these files is a ValueError or an OSError that names the file.
+dev, to show), digests.json (of all these); tensorboard/, and data/ (rows that were given in memory). An error in one of
+these files is a ValueError or an OSError that names the file.
 """
 
 import json

@@ -161,9 +161,9 @@ class Trained:
     def results(self, inputs: Iterable[Any]) -> list[Any]:
         """The prediction for each input, as objects of `polymax_recipes.results`: structures and probabilities.
 
-        Inputs are texts or lists of tokens for tag, parse and bracket, texts for seq2seq, lm and listops, pairs of
-        texts for entail, word-align and protein-align, either for classify, arrays (n,) or (n, d) for series, and
-        pairs of samples (n,) and a text of tokens for speech-align.
+        Inputs are texts or lists of tokens for tag, parse and bracket; texts for seq2seq, lm and listops; pairs of
+        texts for entail, word-align and protein-align; either for classify; arrays (n,) or (n, d) for series; and pairs
+        of samples (n,) and a text of tokens for speech-align.
         """
         given = list(inputs)
         return self.task.results(self, given) if given else []

@@ -79,7 +79,7 @@ def test_a_relaxation_finds_them_too():
     ("text", "message"),
     [
         ("at most one A", "a count of at least 0 expected after 'at most'; got 'one'"),
-        ("at most 1 C", "C is no tag of the training: these are A, B-X, B-Y"),
+        ("at most 1 C", "C is not a tag of the training, whose tags are A, B-X, B-Y"),
         ("at most 1 A B-X", "labels joined by 'or' expected; got 'A B-X'"),
         ("exactly 1 A per page", "'per sentence' or 'per document' expected; got 'per page'"),
         ("A implies A or B-X", "both sides of 'implies' name A"),
@@ -125,4 +125,4 @@ def test_rules_hold_for_what_is_predicted(tmp_path):
     paths[5] = str(tmp_path / "other")
     result = CliRunner().invoke(cli.application(), ["train", "tag", *paths, *small])
     assert result.exit_code != 0
-    assert "Z is no tag of the training" in f"{result.output}{result.exception}".replace("\n", " ")
+    assert "Z is not a tag of the training" in f"{result.output}{result.exception}".replace("\n", " ")

@@ -79,7 +79,7 @@ def chain_forward(unary, transition, times, steps, lengths, start, zeros) -> tup
 
 @script(polymax, default_opset=op)
 def chain_backward(unary, transition, times, steps, lengths, start) -> DOUBLE:
-    """Return backward messages (n, B, s): for each state the smoothed score of what follows it, less a constant."""
+    """Return backward messages (n, B, s): for each state the smoothed score of the later positions, less a constant."""
 
     @graph()
     def backward(v, x, t, step):

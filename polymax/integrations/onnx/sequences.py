@@ -159,7 +159,7 @@ def _check_alpha(alpha: float) -> None:
 
 
 def _normalized(x: Any, axes: list[int]) -> Any:
-    """Softmax over several axes, 0 where all are -inf."""
+    """Softmax over several axes, 0 if all scores are -inf."""
     top = op.ReduceMax(x, _ints(*axes), keepdims=1)
     finite = op.Where(op.Or(op.IsInf(top), op.IsNaN(top)), _number(0.0), top)
     weights = op.Exp(x - finite)

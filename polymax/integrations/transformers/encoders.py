@@ -67,7 +67,7 @@ class EncoderHeadConfig(PreTrainedConfig):
 
 
 class EncoderWithHead(PreTrainedModel):
-    """An encoder that `AutoModel` builds, and what heads on top of it share.
+    """An encoder that `AutoModel` builds, with the methods that all heads on top of it share.
 
     `token_kinds` (vocabulary,) says of each token if it begins a word, continues a word or is special. It comes from a
     tokenizer, and is saved with the model. Without a tokenizer, every token is a word.
@@ -224,7 +224,7 @@ def word_places(words: Tensor) -> Tensor:
 def word_labels(encoding: Any, labels: Sequence[Sequence[int]]) -> list[list[int]]:
     """Return labels of tokens from labels of words: -100 at subwords that are not first, and at special tokens.
 
-    `encoding` is what a fast tokenizer returns for sentences that are split into words.
+    `encoding` is the result of a fast tokenizer for sentences that are split into words.
 
     Arguments:
         encoding: a `BatchEncoding` of a fast tokenizer

@@ -113,7 +113,7 @@ class DependencyParserModel(EncoderWithHead):
     special tokens and at other subwords. The loss is that of the trees plus the cross-entropy of labels, per word.
     `Trainer`, `AutoModel` and `push_to_hub` take the model; `ParserCollator` makes batches.
 
-    Without `head_labels`, words begin where `word_mask` is True, otherwise where `token_kinds` says so, which
+    Without `head_labels`, words begin where `word_mask` is True, otherwise at the tokens marked in `token_kinds`, which
     `from_encoder` and `with_tokenizer` fill from a tokenizer.
 
     Shapes: input_ids, attention_mask, head_labels, labels, word_mask (B, n)
@@ -196,7 +196,7 @@ class DependencyParserModel(EncoderWithHead):
     ) -> list[list[Arc]]:
         """Return the best tree of each sentence: for each word its arc, (head, label).
 
-        Words begin where `word_mask` (B, n) is True, or where the tokenizer says so.
+        Words begin where `word_mask` (B, n) is True; without it, at the tokens that the tokenizer marks.
         """
         training = self.training
         self.eval()

@@ -58,8 +58,8 @@ class CRFForTokenClassification(EncoderWithHead):
     first have the logits of their word, in which B-X and I-X are exchanged if the label is B-X. In training, logits
     are the scores of words before the chain.
 
-    Without labels, words begin where `word_mask` is True, otherwise where `token_kinds` says so, which `from_encoder`
-    and `with_tokenizer` fill from a tokenizer.
+    Without labels, words begin where `word_mask` is True, otherwise at the tokens marked in `token_kinds`, which
+    `from_encoder` and `with_tokenizer` fill from a tokenizer.
 
     Shapes: input_ids, attention_mask, labels, word_mask (B, n); logits (B, n, labels)
 
@@ -128,7 +128,8 @@ class CRFForTokenClassification(EncoderWithHead):
     ) -> list[list[str]]:
         """Return the names of the most probable labels of each sentence, one for each word.
 
-        Words begin where `word_mask` (B, n) is True, or where the tokenizer says so. The labels keep the rules.
+        Words begin where `word_mask` (B, n) is True; without it, at the tokens that the tokenizer marks. The labels
+        keep the rules.
         """
         training = self.training
         self.eval()

@@ -87,10 +87,10 @@ def best(problem, p_arounds, p_fresh, height, width, SIZES: tl.constexpr):
 def _climb(p_w, p_around, p_values, p_back, length, s, S: tl.constexpr):
     """Write back pointers, and the values of Viterbi's recursion in the middle, in the dtype of the scores.
 
-    The values of the first half of the positions, with the middle one of an odd number, cover the scores before them,
-    those of the second half the scores after them. Both halves take a step at once. Four lanes share a state: each
-    compares a quarter of the states it may come from, and writes a byte of its own to words (steps, 2, S), since a
-    common result would need an exchange between lanes.
+    Values of the first half of the positions, with the middle one of an odd number, cover the scores before them.
+    Values of the second half cover the scores after them. Both halves take a step at once. Four lanes share a state:
+    each compares a quarter of the states it may come from, and writes a byte to words (steps, 2, S); a common result
+    would need an exchange between lanes.
     """
     half = (length + 1) // 2
     o_x = tl.arange(0, S // 4)[:, None, None, None] + tl.arange(0, 4)[None, None, None, :] * (S // 4)

@@ -81,7 +81,7 @@ def _cells(e: Tensor, p: Tensor, frames: Tensor, states: Tensor) -> Tensor:
 
 
 def _factors(e: Tensor, p: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Return exponentials of both, each row divided by its largest, and the log of what products are divided by."""
+    """Return exponentials of both, each row divided by its largest, and the log of the divisors of products."""
     if not e.shape[-1]:
         return e, p, e.new_zeros(*e.shape[:2], p.shape[1])
     most_e, most_p = (torch.where(t.isfinite(), t, 0) for t in (x.amax(-1, keepdim=True) for x in (e, p)))

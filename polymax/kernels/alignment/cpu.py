@@ -156,8 +156,8 @@ def _outside(start, stop, rows, columns, chart, g, mu):
 
 @inline
 def _walk_back(chart, m, tail, given, flow, lines):
-    """Process one strip from its end: write expectations to lines; replace `given` by what the strip passes to the row
-    above.
+    """Process one strip from its end: write expectations to lines; replace `given` by the strip's expectations for the
+    row above.
     """
     flow[:] = 0
     zero = given.dtype.type(0)

@@ -43,7 +43,7 @@ def by_one(scores: Tensor, rows: Tensor, columns: Tensor) -> tuple[Tensor, Tenso
 
 
 def by_many(scores: Tensor, rows: Tensor, columns: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the outputs of `assignment`, each matrix by many programs and what they leave by one."""
+    """Return the outputs of `assignment`, each matrix by many programs, and the remaining rows by one."""
     match, u, v = outputs(scores)
     batch, n, m = scores.shape
     if scores.numel() == 0:

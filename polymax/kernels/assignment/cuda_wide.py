@@ -102,7 +102,7 @@ def _advance(
     NP: tl.constexpr,
     BW: tl.constexpr,
 ):
-    """Take steps: kind is the kind of the last one, and total the sum of what programs said in it."""
+    """Take steps: kind is the kind of the last one, and total the sum of the programs' numbers in it."""
     i_p = tl.program_id(0)
     i_b = tl.program_id(1).to(tl.int64)
     programs = tl.num_programs(0)

@@ -1,8 +1,8 @@
 """Chains whose transitions fit into one tile: a program walks along an instance with the states in registers. For
 Triton.
 
-A matrix that all steps share is read once. The walk back sums the expectations of transitions on the way, in float64,
-so that a gradient takes one launch, and a short second launch to add up the sums of instances that share a transition.
+A matrix that all steps share is read once. The walk back sums the expectations of transitions on the way, in float64.
+So a gradient takes one launch, and a short second launch to add up the sums of instances that share a transition.
 """
 
 from functools import lru_cache

@@ -23,7 +23,7 @@ from polymax.kernels.span_tree.cuda_chart import add_to
 
 @triton.jit
 def _heard(p_to, o_g, i, j, s, m_in):
-    """Return the gradient of a span, the sum of what it received as a left and as a right child."""
+    """Return the gradient of a span, the sum of its gradients as a left and as a right child."""
     b_left = tl.load(p_to + o_g + i * s + j, mask=m_in, other=0)
     return b_left + tl.load(p_to + o_g + j * s + i, mask=m_in, other=0)
 

@@ -128,8 +128,8 @@ def grandparents(positions: int, single_root: int) -> Graph:
 def both(positions: int, single_root: int) -> Graph:
     """Return the hypergraph of half trees over positions i < j, and g outside of them, the head of their head.
 
-    S joins two of them between siblings whose head is g, JR and JL choose the sibling before the outermost modifier, AR
-    and AL add its arc, IR and IL the grandparent, R and L are complete. The root symbol is its own g.
+    S joins two of them between siblings whose head is g; JR and JL choose the sibling before the outermost modifier; AR
+    and AL add its arc, IR and IL the grandparent; R and L are complete. The root symbol is its own g.
     """
 
     def node(kind: int, g: Any, i: Any, j: Any) -> Any:

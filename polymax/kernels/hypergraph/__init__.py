@@ -4,8 +4,8 @@
     p_e = argmax_Omega                                  q_e = p_e E_h,   E_tail += q_e,   E_root = g
 
 `value` is v at the root, `mu` sums q over the edges that share a part. Omega is the Tsallis entropy of `alpha`:
-1 is Shannon, 2 is Gini, inf is no smoothing (the first maximal edge). A node with one edge passes it through, a node
-without edges is an axiom of value 0, a node whose arguments are all -inf has the value -inf and no weights.
+1 is Shannon, 2 is Gini, inf is no smoothing (the first maximal edge). A node with one edge passes it through. A node
+without edges is an axiom of value 0. A node whose arguments are all -inf has the value -inf and no weights.
 
 The graph is int64: the edges of node h are first[h] .. first[h+1] - 1, and every tail is below its head; tails (E, 2)
 are node indices, -1 for a missing tail; part (E,) is the index of an edge's score among the P scores, -1 for the score

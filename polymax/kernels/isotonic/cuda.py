@@ -1,7 +1,7 @@
 """Isotonic regression by merging neighbouring blocks, doubling their length each time, in registers, for Triton.
 
-Two consecutive non-increasing blocks merge by pooling: entries of the left block below a level t and entries of the
-right block above it become t, such that the gain of the left equals the loss of the right. That is one equation for t,
+Two consecutive non-increasing blocks merge by pooling: entries of the left block below a level t, and entries of the
+right block above it, become t; at this t the gain of the left equals the loss of the right. That is one equation for t,
 increasing and piecewise linear, and Newton's method in a bracket solves it in a few steps.
 """
 

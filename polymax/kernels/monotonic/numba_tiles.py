@@ -24,9 +24,9 @@ _LINE = 64
 def walk_tiles(typing_context, x, stride, v, moves, carry, ahead, tiles, real):
     """Process the next tiles through eight frames.
 
-    Addresses: `x` the scores of the first token at the first frame, rows `stride` numbers apart, `v` the values,
-    `moves` eight times sixteen bits for each tile, `carry` eight values of the token before, each from before a frame,
-    `ahead` the memory that is read some blocks later and prefetched here in order.
+    Addresses: `x` the scores of the first token at the first frame, with rows `stride` numbers apart; `v` the values;
+    `moves` eight times sixteen bits for each tile; `carry` eight values of the token before, each from before a frame;
+    `ahead` the memory of later blocks, which is prefetched here in order.
     """
 
     def codegen(context, builder, signature, args):

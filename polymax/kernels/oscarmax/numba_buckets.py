@@ -4,7 +4,7 @@ Entries are put into buckets of equal width, in falling order. At the borders of
 without a sort. Between two borders, with `size` entries in a bucket of some width, C_b is at most size width / 4 above
 the line through both points: scores are a concave sum of increments that differ by no more than the width, ranks a
 convex one. If the least concave function above all borders exceeds those two points by more than that, it passes above
-the bucket, which is then part of one run, in any order.
+the bucket. The bucket is then part of one run, in any order.
 """
 
 import numpy as np

@@ -1,6 +1,6 @@
 """The projective tree as a hypergraph: its specification.
 
-Over positions i <= j: M(i, j) joins two half trees, IR and IL add the arc from i to j or from j to i, R and L are
+Over positions i <= j: M(i, j) joins two half trees; IR and IL add the arc from i to j or from j to i; R and L are
 complete half trees with their head at the left or right end. Derivations and trees correspond one to one.
 
 See: Eisner 1996, Three new probabilistic models for dependency parsing.

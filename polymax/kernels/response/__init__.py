@@ -2,10 +2,11 @@
 
     q = Z (M g + h),   M^T q,        Z = A^-1 - A^-1 1 1^T A^-1 / (1^T A^-1 1),   A = M1 M1^T + 1
 
-The rows of M are structures, those of M1 their parts of the first tensor. If g is the change of the scores of parts,
-and h that of whole structures, q is the change of the weights and M^T q that of the mean. The map from (g, h) to (M^T
-q, q) is symmetric: it is also its own backward pass. A structure that is an affine mix of heavier structures keeps its
-weight. `mixture` is the mean itself, M^T p. Weights of NaN stay NaN, and so do the entries that they weigh.
+The rows of M are structures, those of M1 their parts of the first tensor. Let g be the change of the scores of parts,
+and h the change of scores of structures. Then q is the change of the weights, and M^T q the change of the mean. The map
+from (g, h) to (M^T q, q) is symmetric: it is also its own backward pass. A structure that is an affine mix of heavier
+structures keeps its weight. `mixture` is the mean itself, M^T p. Weights of NaN stay NaN, and so do the entries that
+they weigh.
 
 Shapes:
     places (B, k, parts), the parts of each structure, -1 after the last; overlaps (B, k, k) of M1 M1^T

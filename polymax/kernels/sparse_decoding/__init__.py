@@ -11,8 +11,8 @@ bounds all scores of the page, and pages are skipped once some scores are known:
 lower bound of tau. Only pages whose bound exceeds it are read, and values only if their weights are not 0.
 
 Without a table, keys are (B, G, S, D), in pages of PAGE neighbours, and query i has position offset + i. With a table,
-(B, pages) integers, keys are pages of a pool, (blocks, G, page, D), table[b, n] is the block of page n of sequence b,
-and the queries are the last of the lengths[b] keys of the sequence. A query sees the keys from `left` before it to
+(B, pages) integers, keys are pages of a pool, (blocks, G, page, D), and table[b, n] is the block of page n of sequence
+b. The queries are the last of the lengths[b] keys of the sequence. A query sees the keys from `left` before it to
 `right` after it; -1 means no limit.
 
 Shapes: q (B, H, L, D); boxes (B, G, pages, 2, D), or (blocks, G, 2, D) with a table; lengths (B,); mask broadcasts to
