@@ -1,4 +1,4 @@
-"""What the examples in docstrings may use without importing it."""
+"""Names that examples in docstrings use without an import."""
 
 import pytest
 import torch

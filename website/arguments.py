@@ -259,6 +259,78 @@ RAISES: dict[str, str] = {
         "TypeError if `mapping` is not a mapping; ValueError if shapes do not fit.",
     ),
     **_same("soft_dtw dtw", "ValueError if `cost` is not (*batch, n, m) or `gamma` is not above 0."),
+    "soft_dtw_barycenter": "ValueError if a series is empty or weights do not fit; a warning if it does not converge.",
+    **_same(
+        "Chain SpanningTree ProjectiveTree Assignment Alignment GappedAlignment EditPath",
+        f"{_SHAPES} ValueError if a length exceeds the size of the scores.",
+    ),
+    "SpanTree": f"{_SHAPES} ValueError if shapes do not tell whether scores have labels.",
+    "SemiMarkov": f"{_SHAPES} ValueError if `max_width` is not a positive integer.",
+    "Subset": "ValueError if there are fewer than k scores.",
+    "Ranking": "ValueError if scores have no dimension.",
+    "Dag": "ValueError if an edge does not lead to a higher node, or if no path leads from source to sink.",
+    "Hypergraph": "ValueError if a tail is not below its head, or if heads and tails differ in number.",
+    "CTC": "ValueError if a target is not a label, or if targets need more frames than there are.",
+    "Monotonic": "ValueError if an instance has more tokens than frames.",
+    "Transducer": f"{_SHAPES} ValueError if an instance has tokens and no frame.",
+    "FactorGraph": (
+        "ValueError if a factor names a missing variable; Infeasible, a ValueError, if the factors provably "
+        "have no point in common."
+    ),
+    "attention_path": "The errors of `scaled_dot_product_attention`.",
+    "CRF": "ValueError if tags break the constraints, naming the token; if the mask or the shapes do not fit.",
+    **_same("AdaptiveEntmax", "ValueError if `num_heads` is not the number of heads of the scores."),
+    "LinearEntmaxLoss": "ValueError if a target is neither a word nor `ignore_index`.",
+    **_same(
+        "Attention StructuredAttention",
+        "TypeError for another kind of mapping or set; ValueError for shapes.",
+    ),
+    "Custom": "TypeError if `fn` is not callable; ValueError if its result is not one number for each row.",
+    **_same(
+        "StraightThrough PerturbAndMap ImplicitMLE Spigot ScoreFunction SparseExpectation",
+        "TypeError if `structure` is neither a structure nor, if accepted, a smoothing; ValueError for options.",
+    ),
+    **_same(
+        "ctc_loss rnnt_loss additive_rnnt_loss joint_rnnt_loss tdt_loss",
+        "TypeError if targets are not integers; ValueError if a target is not a class, or if shapes do not fit.",
+    ),
+    "align_segments": "TypeError or ValueError if emissions, transcripts and times are not equally many.",
+    "viterbi_decode": "ValueError if `transition_params` or lengths do not fit the scores.",
+    "forced_align": "ValueError if targets need more frames than there are, naming the instance.",
+    "monotonic_alignment_search": "ValueError if an instance has more tokens than frames, naming the instance.",
+    **_same(
+        "soft_rank soft_sort", 'TypeError for integers; ValueError if `regularization` is not "quadratic" or "kl".'
+    ),
+}
+_FENCHEL_YOUNG = "Blondel, Martins and Niculae 2020, Learning with Fenchel-Young losses"
+_SPARSEMAX = "Martins and Astudillo 2016, From softmax to sparsemax"
+_ENTMAX = "Peters, Niculae and Martins 2019, Sparse sequence-to-sequence models"
+_FUSED = "Niculae and Blondel 2017, A regularized framework for sparse and structured neural attention"
+_FAMILIES = "Wainwright and Jordan 2008, Graphical models, exponential families, and variational inference"
+_TRANSFORMER = "Vaswani et al. 2017, Attention is all you need; Correia et al. 2019, Adaptively sparse transformers"
+# papers of names whose docstring names none
+SEE: dict[str, str] = {
+    **_same("softmax hardmax normmax Shannon", _FENCHEL_YOUNG),
+    "sparsemax": _SPARSEMAX,
+    "linear_sparsemax_loss": _SPARSEMAX,
+    "entmax": f"{_ENTMAX}; Correia et al. 2019, Adaptively sparse transformers",
+    "LinearEntmaxLoss": _ENTMAX,
+    **_same("fusedmax oscarmax sq_pnorm_max", _FUSED),
+    "groupedmax": "Yuan and Lin 2006, Model selection and estimation in regression with grouped variables",
+    "csparsemax": "Malaviya et al. 2018, Sparse and constrained attention for neural machine translation",
+    "csoftmax": "Martins and Kreutzer 2017, Learning what's easy: fully differentiable neural easy-first taggers",
+    "budgetmax": "Wang and Lu 2015, Projection onto the capped simplex",
+    "Chain": "Rabiner 1989, A tutorial on hidden Markov models",
+    "SpanTree": "Stern, Andreas and Klein 2017, A minimal span-based neural constituency parser",
+    "Alignment": "Cuturi and Blondel 2017, Soft-DTW",
+    "Subset": "Correia et al. 2020, Efficient marginalization of discrete and structured latent variables via sparsity",
+    "Ranking": "Blondel et al. 2020, Fast differentiable sorting and ranking",
+    "Dag": "Mensch and Blondel 2018, Differentiable dynamic programming for structured prediction and attention",
+    "Hypergraph": "Li and Eisner 2009, First- and second-order expectation semirings",
+    **_same("Marginals HardMax", _FAMILIES),
+    **_same("scaled_dot_product_attention varlen_attention attention_path MultiheadAttention", _TRANSFORMER),
+    "dtw": "Sakoe and Chiba 1978, Dynamic programming algorithm optimization for spoken word recognition",
+    **_same("ctc_loss forced_align", "Graves et al. 2006, Connectionist temporal classification"),
 }
 # the names that people use first: all of their arguments are explained
 HEADLINES = tuple(RETURNS)

@@ -219,6 +219,8 @@ def explained(name: str, value: Any) -> str:
         for title, texts in (("Returns", arguments.RETURNS), ("Errors", arguments.RAISES)):
             if name in texts and f"**{title}" not in doc and not (title == "Errors" and "**Raises" in doc):
                 parts.append(f"**{title}:** {_escaped(texts[name])}\n")
+        if name in arguments.SEE and "**See:**" not in doc:
+            doc += f"\n\n**See:** {papers.linked(arguments.SEE[name])}.\n"
     place = doc.find("```pycon")
     if place < 0:
         place = doc.find("**See:**")

@@ -125,7 +125,7 @@ def test_every_name_says_what_it_is():
 
 
 def test_names_that_people_use_first_are_explained():
-    """Every argument has a meaning, and the page says what the call returns."""
+    """Every argument has a meaning; the page has the result, the errors and a paper with its address."""
     assert len(arguments.HEADLINES) >= 60
     names = {name.rsplit(".", 1)[-1]: (name, value) for name, value in reversed(list(public_values()))}
     for short in arguments.HEADLINES:
@@ -134,6 +134,8 @@ def test_names_that_people_use_first_are_explained():
         assert known == list(inspect.signature(value).parameters), name
         page = reference.entry(name, value)
         assert "**Returns" in page, name
+        assert "**Errors" in page or "**Raises" in page, name
+        assert re.search(r"\*\*See:\*\* .*\(https://", page), name
         assert "[Source](../source/" in page, name
         assert page.index("**Returns") < page.find("```pycon", 0) or "```pycon" not in page, name
     used = {key.split(".")[-1] for key in arguments.ARGUMENTS}
