@@ -136,7 +136,7 @@ def _extend_transformers() -> None:
             if classes and checked_name(name):
                 raise ValueError(
                     f"{type(self).__name__} cannot have {name!r}: its attention ({', '.join(classes)}) takes no "
-                    "implementation by name and would stay what it is. Choose another architecture, or, if it is a "
+                    "implementation by name and would not change. Choose another architecture, or, if it is a "
                     "part of the model, name the other parts alone: attn_implementation={'text_config': ...}"
                 )
             checked_name(name)
