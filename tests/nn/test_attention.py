@@ -98,7 +98,7 @@ def test_masked_is_truncated(mapping):
 
 
 @mappings
-def test_causal_attention_does_not_see_what_follows(mapping):
+def test_causal_attention_does_not_see_later_keys(mapping):
     q, k, v = heads()
     out = nn.scaled_dot_product_attention(q, k, v, is_causal=True, mapping=mapping)
     for t in range(L):
@@ -261,7 +261,7 @@ def test_masked_is_truncated_in_the_module(mapping, extra):
 
 
 @mappings
-def test_causal_module_does_not_see_what_follows(mapping):
+def test_causal_module_does_not_see_later_keys(mapping):
     ours = nn.MultiheadAttention(4, H, batch_first=True, dtype=torch.float64, mapping=mapping)
     x = torch.randn(N, S, 4, dtype=torch.float64)
     out, _ = ours(x, x, x, is_causal=True)

@@ -75,7 +75,7 @@ CALLS = {
 
 @pytest.mark.parametrize("call", CALLS.values(), ids=CALLS.keys())
 @pytest.mark.parametrize("options", MODULES.values(), ids=MODULES.keys())
-def test_chosen_blocks_give_what_dense_priors_give(options, call, monkeypatch):
+def test_chosen_blocks_equal_dense_priors(options, call, monkeypatch):
     monkeypatch.setattr(block_routed, "GROUP", 8)
     module = nn.BlockRoutedAttention(2, block=4, **options).double()
     torch.nn.init.constant_(module.router_scale, 1.5)

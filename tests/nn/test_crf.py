@@ -52,7 +52,7 @@ constrained = pytest.mark.parametrize("constraints", CONSTRAINTS.values(), ids=C
 
 
 @constrained
-def test_everything_is_what_enumeration_gives(constraints):
+def test_results_equal_enumeration(constraints):
     crf = make(constraints=constraints)
     emissions, tags, mask = data()
     if constraints is not None:
@@ -313,7 +313,7 @@ def test_masks_of_integers(dtype):
         crf.decode(emissions, 2 * mask.to(dtype))
 
 
-def test_masks_in_the_other_order_are_told():
+def test_errors_name_masks_in_the_other_order():
     crf = make()
     emissions, tags, mask = data()
     with pytest.raises(

@@ -94,7 +94,7 @@ def test_no_word_gets_more_than_its_fertility(mapping):
 
 
 @BOUNDED
-def test_a_step_takes_what_there_is(mapping):
+def test_a_step_takes_at_most_the_rest(mapping):
     attention = nn.FertilityAttention(nn.DotScorer(), mapping)
     query, keys, values = decoder(steps=4)
     fertility = torch.full((N, S), 0.5, dtype=torch.float64)
@@ -108,7 +108,7 @@ def test_a_step_takes_what_there_is(mapping):
 
 
 @BOUNDED
-def test_a_sink_takes_what_is_missing(mapping):
+def test_a_sink_takes_the_rest(mapping):
     attention = nn.FertilityAttention(nn.DotScorer(), mapping)
     query, keys, _ = decoder(steps=4)
     fertility = torch.full((N, S), 0.5, dtype=torch.float64)
@@ -119,7 +119,7 @@ def test_a_sink_takes_what_is_missing(mapping):
     assert (left[:, -1] == torch.inf).all()
 
 
-def test_exhaustion_prefers_what_is_left():
+def test_exhaustion_prefers_remaining_fertility():
     query, keys = torch.zeros(1, 1), torch.zeros(3, 1)
     fertility = torch.tensor([0.5, 1.0, torch.inf])
     plain = nn.FertilityAttention(nn.DotScorer())(query, keys, fertility).weights
@@ -141,7 +141,7 @@ def test_masked_words_have_no_fertility(mapping):
 
 
 @BOUNDED
-def test_gradients_through_what_is_left(mapping):
+def test_gradients_through_remaining_fertility(mapping):
     attention = nn.FertilityAttention(nn.DotScorer(), mapping, exhaustion=0.3)
     query, keys, values = decoder(steps=3)
     fertility = (torch.rand(N, S, dtype=torch.float64) + 0.3).requires_grad_()

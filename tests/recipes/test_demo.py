@@ -276,7 +276,7 @@ def test_an_impossible_device_is_one_line(name):
     assert result.stderr.count("\n") == 1
 
 
-def test_interrupting_leaves_what_was_written(tmp_path, monkeypatch):
+def test_an_interrupt_keeps_written_output(tmp_path, monkeypatch):
     def interrupted(*_, **__):
         raise KeyboardInterrupt
 

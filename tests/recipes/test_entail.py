@@ -88,7 +88,7 @@ def test_a_hypothesis_gives_words_of_the_premise_what_they_may_have(name):
 
 
 @pytest.mark.parametrize("name", ALIGNMENTS)
-def test_alignments_are_what_they_are_called(name):
+def test_alignments_match_their_names(name):
     classifier = made(options("esim", name))
     with torch.no_grad():
         # large vectors make large scores, and these sparse weights
@@ -230,7 +230,7 @@ RUNS = [
 
 
 @pytest.mark.parametrize(("chosen", "matching", "epochs"), RUNS)
-def test_a_run_tells_what_it_was_shown(tmp_path, chosen, matching, epochs):
+def test_a_run_stores_its_samples(tmp_path, chosen, matching, epochs):
     pytest.importorskip("lightning", reason="lightning is not installed")
     pairs = list(generated(matching))
     printed = trained(written(tmp_path, pairs), tmp_path / "run", *chosen, "--epochs", epochs)
@@ -300,7 +300,7 @@ def test_a_stopped_run_goes_on_to_the_same_bits(run, data, tmp_path, monkeypatch
 
 
 @pytest.mark.parametrize("part", ["train", "dev"])
-def test_training_on_what_cannot_be_read_is_one_line(data, tmp_path, part):
+def test_training_on_unreadable_files_is_one_line(data, tmp_path, part):
     pytest.importorskip("lightning", reason="lightning is not installed")
     broken = tmp_path / "broken.jsonl"
     broken.write_text((data / "dev.jsonl").read_text().splitlines()[0] + "\n{}\n")

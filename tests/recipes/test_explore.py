@@ -59,7 +59,7 @@ def scores_of(name):
 
 
 @pytest.mark.parametrize("name", SETS)
-def test_panels_are_what_smoothings_give(name):
+def test_panels_are_results_of_smoothings(name):
     scores, columns = scores_of(name)
     set_ = SETS[name]()
     data = pm.explore.structure(set_, *scores, rows=SENTENCE.split(), columns=columns, temperatures=[0.5, 2.0]).data
@@ -353,7 +353,7 @@ def test_attention_files_with_flipped_bytes_are_refused_or_read(tmp_path):
         ("scores", {"set": "Assignment", "rows": ["a"]}, "columns of Assignment must be"),
     ],
 )
-def test_what_the_page_asks_wrongly_is_said(kind, body, message):
+def test_wrong_requests_of_the_page_get_errors(kind, body, message):
     from polymax_recipes.explore.work import PageWork
     from polymax_recipes.serve.models import Models
     from polymax_recipes.serve.process import outcomes

@@ -165,7 +165,7 @@ def test_a_parser_sees_no_padding(kind):
         close(found.entropy[0], together.entropy[row])
 
 
-def test_what_a_parser_sees_is_what_the_machine_has():
+def test_a_parser_sees_the_nodes_of_the_machine():
     """Stack and buffer, step by step, against lists."""
     steps = torch.tensor([[0, 0, 1, 0, 0, 1, 1]])
     walk = TransitionParser(9, 4, 5).walk(Drawn(steps), torch.tensor([4]), pm.nn.binary_plan(steps, 4))

@@ -105,7 +105,7 @@ def test_attention_is_that_of_dense_weights(attention, monkeypatch):
     torch.testing.assert_close(module(x), wanted, rtol=1e-5, atol=1e-6)
 
 
-def test_a_right_target_is_what_the_model_would_write():
+def test_a_right_target_is_the_model_output():
     problem = PROBLEMS["copy"]
     model = learn.model_of(problem, replace(TINY, size=32, heads=4))
     quiet = lambda line: None  # noqa: E731

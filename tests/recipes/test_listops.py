@@ -133,7 +133,7 @@ def test_choices_are_uniform():
     assert {count for expression in expressions for count in arguments(expression)} == {2, 3, 4, 5}
 
 
-def test_options_limit_what_is_drawn():
+def test_options_limit_drawn_expressions():
     binary = drawn(50, grammar=Grammar(arguments=2, depth=3))
     assert {count for expression in binary for count in arguments(expression)} == {2}
     # the root is at depth 1, and at the last depth there are digits alone
@@ -179,7 +179,7 @@ def test_the_long_range_arena_has_the_value_last(tmp_path):
         list(read_listops(path))
 
 
-def test_a_run_knows_the_operators_of_its_training():
+def test_a_run_accepts_the_operators_of_its_training():
     def read(*texts):
         return [of_expression(parse_expression(text)) for text in texts]
 

@@ -188,7 +188,7 @@ def scored_at(scale, kind=pm.SpanningTree, single_root=True, device="cpu"):
 
 
 @pytest.mark.parametrize("kind", [pm.SpanningTree, pm.ProjectiveTree])
-def test_single_trees_are_told_at_once(treebank, kind, device):
+def test_single_trees_are_found_at_once(treebank, kind, device):
     made, seen = model(treebank, replace(TINY, loss="sparsemap")), set()
     for scale in (0.1, 1.0, 3.0, 30.0):
         scored = scored_at(scale, kind, device=device)

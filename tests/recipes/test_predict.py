@@ -188,7 +188,7 @@ def test_a_pipe_is_written_as_it_is(trained, tmp_path):
     assert sorted(file.name for file in tmp_path.iterdir()) == ["in", "pipe"]
 
 
-def test_a_full_disk_keeps_what_can_be_gone_on_with(trained, tmp_path, monkeypatch):
+def test_a_full_disk_keeps_a_run_that_can_be_resumed(trained, tmp_path, monkeypatch):
     source, output = tmp_path / "in", tmp_path / "out"
     source.write_text(TEXT)
     for allowed, left in ((0, ["in"]), (1, ["in", "out.part", "out.progress"])):

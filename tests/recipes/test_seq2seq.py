@@ -155,7 +155,7 @@ def test_what_is_called_exact_is():
 
 
 @pytest.mark.parametrize("penalty", [0.0, 1.0])
-def test_exact_search_proves_what_a_beam_cannot(penalty):
+def test_exact_search_proves_more_than_a_beam(penalty):
     options = replace(TINY, loss="entmax")
     sources, lengths = torch.tensor([[4, 5, 6, END], [5, 4, END, 0]]), torch.tensor([4, 3])
     unproven = 0

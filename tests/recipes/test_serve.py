@@ -190,7 +190,7 @@ def test_paths_methods_types_and_hosts(server):
         assert ask(server, "GET", "/api/health", None, {"Host": host})[0] == 403
 
 
-def test_the_root_lists_what_there_is(server):
+def test_the_root_lists_end_points(server):
     status, listed = ask(server, "GET", "/")
     assert (status, listed["polymax"]) == (200, ["tag: tag", "parse: parse"])
     documented = ask(server, "GET", "/api/schema")[1]["paths"]
@@ -272,7 +272,7 @@ def test_those_in_a_batch_with_a_late_or_deadly_input_get_their_results(slow):
         assert items[1].result.exception(30).status == status
 
 
-def test_what_nobody_waits_for_is_not_computed(slow):
+def test_abandoned_inputs_are_not_computed(slow):
     before = slow.ended
     item = slow.submit("slow", [600.0], [HEAVY], 100.0)[0]
     until(lambda: item not in slow._queue)
@@ -312,7 +312,7 @@ def test_the_work_of_an_input_is_known():
     assert len(shares_of("parse", [["a"] * 100] * 100, LIMITS)) == 100
 
 
-def test_slow_and_killed_clients_hold_up_nobody(server, monkeypatch):
+def test_slow_and_killed_clients_do_not_delay_others(server, monkeypatch):
     monkeypatch.setattr(server, "limits", replace(LIMITS, arrival=1.5))
     slow = []
     for sent in (
@@ -356,7 +356,7 @@ def test_a_dripping_client_is_let_go(server, monkeypatch):
     client.close()
 
 
-def test_too_many_connections_are_told_so(server, monkeypatch):
+def test_too_many_connections_get_an_error(server, monkeypatch):
     monkeypatch.setattr(server, "limits", replace(LIMITS, connections=1))
     with socket.create_connection(server.server_address[:2]):
         until(lambda: ask(server, "GET", "/api/health")[0] == 503)

@@ -242,7 +242,7 @@ def test_tables_are_predicted(tagger, tmp_path):
     assert "no column words for token" in invoke("predict", tagger[0], file).stderr
 
 
-def test_sentences_that_are_left_out_are_told_with_the_measures(tagger, tmp_path):
+def test_skipped_sentences_are_reported_with_the_measures(tagger, tmp_path):
     out, trained, _ = tagger
     test = tmp_path / "test.txt"
     test.write_text("a\tO\n\nb\n\nc\tO\n")
@@ -256,7 +256,7 @@ def test_sentences_that_are_left_out_are_told_with_the_measures(tagger, tmp_path
 BAD = "a\tO\n\nb\tO\nc\n\na\tO\n\n"
 
 
-def test_predictions_pass_over_what_cannot_be_read(tagger, tmp_path):
+def test_predictions_skip_inputs_that_cannot_be_read(tagger, tmp_path):
     out = tagger[0]
     test, output = tmp_path / "test.txt", tmp_path / "tagged.txt"
     test.write_text(BAD)

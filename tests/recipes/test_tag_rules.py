@@ -94,7 +94,7 @@ def test_lines_that_are_no_rules_are_named(tmp_path, text, message):
     assert message in str(error.value)
 
 
-def test_rules_hold_for_what_is_predicted(tmp_path):
+def test_predictions_keep_the_rules(tmp_path):
     sentences = ["a A\nb B-X\n", "b B-X\nd O\na A\n", "c B-Y\n"]
     (tmp_path / "train.txt").write_text("-DOCSTART- O\n\n" + "\n".join(sentences * 4))
     (tmp_path / "rules.txt").write_text("at most 1 A\nexactly 2 B-* per document\n")

@@ -227,7 +227,7 @@ def test_the_best_is_that_of_the_first_measure_that_there_is():
     assert Monitor(("accuracy",)).best(ROWS[1:2]) == 0
 
 
-def test_the_log_says_what_decides_and_has_bleu(run):
+def test_the_log_names_its_measure_and_has_bleu(run):
     assert "the epoch with the lowest dev_loss is kept\nepoch 1  " in run[1]
     assert all(0 <= float(row["dev_bleu"]) <= 100 for row in rows(run[0]))
 
@@ -493,14 +493,14 @@ def test_ctrl_c_says_how_to_go_on(data, tmp_path, monkeypatch):
     assert result.stderr == "stopped; nothing was written\n"
 
 
-def test_training_without_lightning_says_what_to_install(data, tmp_path, monkeypatch):
+def test_training_without_lightning_names_the_package(data, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "lightning", None)
     result = invoke("train", "seq2seq", "--out", tmp_path / "run")
     assert result.exit_code == 1
     assert result.stderr == "error: training needs the package lightning: pip install 'polymax[train]'\n"
 
 
-def test_a_loss_of_nan_ends_the_training_and_keeps_what_was_good(data, tmp_path, monkeypatch):
+def test_a_loss_of_nan_ends_the_training_and_keeps_the_best_epoch(data, tmp_path, monkeypatch):
     out, whole = tmp_path / "run", Record.on_train_epoch_end
 
     def on_train_epoch_end(self, trainer, steps):

@@ -29,13 +29,13 @@ def test_names_are_checked():
     assert "error: device 'abacus' cannot be used" in result.output
 
 
-def test_the_command_prints_what_is_done():
+def test_the_command_prints_its_progress():
     result = CliRunner().invoke(application(), ["warmup", "sparsemax", "--jobs", "1"])
     assert result.exit_code == 0, result.output
     assert "sparsemax" in result.output
 
 
-def test_long_compiling_is_told_once(monkeypatch, caplog):
+def test_long_compiling_is_logged_once(monkeypatch, caplog):
     monkeypatch.setattr(numba_cache, "PATIENCE", 0.0)
     monkeypatch.setattr(numba_cache, "_told", False)
     with caplog.at_level(logging.INFO, logger="polymax"):
