@@ -84,6 +84,22 @@ def attention(machine: str) -> str:
     return f"{grid(head, lines)}\n\n{source(run, f'{machine}/attention')}"
 
 
+def attention_short(machine: str) -> str:
+    """Times of sparse attention over short rows, by both kinds of kernels, beside torch's softmax attention."""
+    run = archive.latest(machine, "attention_short")
+    times = {(row.case, row.shape, row.competitor): archive.microseconds(row) for row in run.rows if row.timed == BOTH}
+    lines = []
+    for case, shape in dict.fromkeys((row.case, row.shape) for row in run.rows):
+        found = [times.get((case, shape, name)) for name in ("polymax", "polymax.other_kernels", "torch.sdpa")]
+        if None in found:
+            continue
+        own, others, soft = (t / 1e3 for t in found if t is not None)
+        sizes = [f"{shape[1]:,}", str(shape[2]), str(shape[0])]
+        lines.append([case, *sizes, _ms(own), _ms(others), _ms(soft), f"{own / soft:.2f}"])
+    head = ["scores", "keys", "channels", "heads", "polymax, ms", "by the other kernels, ms", "softmax, ms", "ratio"]
+    return f"{grid(head, lines)}\n\n{source(run, f'{machine}/attention_short')}"
+
+
 def linear_loss(machine: str) -> str:
     """Times and memory of losses of a linear layer beside torch's cross-entropy."""
     run = archive.latest(machine, "linear_loss")
@@ -280,7 +296,7 @@ def summary() -> str:
 TABLES: dict[str, Callable[..., str]] = {
     function.__name__: function
     for function in (
-        *(mappings, structures, attention, linear_loss, series, training, translation_speed),
+        *(mappings, structures, attention, attention_short, linear_loss, series, training, translation_speed),
         *(word_losses, language_model, tree_lstm, replaces, summary),
         *(grid_tables.lengths, grid_tables.lengths_published, grid_tables.contexts, grid_tables.positions),
         *(grid_tables.vocabulary, grid_tables.papers, grid_tables.reproduced),

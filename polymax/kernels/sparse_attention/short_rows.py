@@ -8,7 +8,7 @@ from polymax.backend.function import surely
 
 # the most keys of a row in half precision, for sparsemax, for alpha 1.5, and for any other alpha or one for each head,
 # which take powers
-MOST_KEYS = {2.0: 2048, 1.5: 2048, None: 2048}
+MOST_KEYS = {2.0: 1024, 1.5: 2048, None: 2048}
 # the most channels of queries and of values
 MOST_CHANNELS = 128
 # both limits in float32, where each product is three
