@@ -135,7 +135,9 @@ def _at_once(head: WordHead, hidden: Tensor, reduction: str, by_rows: bool) -> b
     if reduction == "none" or by_rows or functional() or not torch.is_grad_enabled():
         return False
     derived = hidden.requires_grad or head.weight.requires_grad
-    return derived and not isinstance(head.alpha, Tensor) and hidden.numel() > 0
+    # float16 loses small gradients that the factor of a scaled loss would keep
+    narrow = hidden.dtype == torch.float16
+    return derived and not narrow and not isinstance(head.alpha, Tensor) and hidden.numel() > 0
 
 
 def linear_cross_entropy(

@@ -125,8 +125,10 @@ def test_kernels_are_the_reference(file, case, size):
         listed = alpha > 1 and deviation > 0.1 and not (spread and softcap) and spread != "rows"
         if size == SIZE:
             assert bool((count[counted] >= 0).any()) == listed, "rows of few words have lists"
-        for actual, truth in zip((*found, *known[:3]), (*expected, *true_known[:3]), strict=True):
-            close(actual.cpu()[counted], truth[counted], f"{file}.py == reference.py")
+        for k, (actual, truth) in enumerate(zip((*found, *known[:3]), (*expected, *true_known[:3]), strict=True)):
+            # scores that are kept in half precision
+            kept = dtype if file == "cuda" and k >= len(found) else actual.dtype
+            close(actual.to(kept).cpu()[counted], truth[counted], f"{file}.py == reference.py")
         for actual, truth in zip((*slopes, *known[3:]), (*true_slopes, *true_known[3:]), strict=True):
             assert actual.dtype == (dtype if actual.dim() > 1 else torch.promote_types(dtype, torch.float32))
             # sums of products of half precision

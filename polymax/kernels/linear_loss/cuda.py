@@ -97,7 +97,8 @@ def scan(x: Tensor, bias: Tensor | None, first: int, lists: Lists, alpha: float,
 
 def accumulate(x: Tensor, bias: Tensor | None, sums: Exponentials, cap: Cap) -> None:
     if x.dtype == torch.float64:
-        accumulate_in_torch(x, bias, sums, cap)
+        # the block is kept afterwards
+        accumulate_in_torch(x.clone(), bias, sums, cap)
         return
     rows, words = x.shape
     add_exponentials[(rows,)](

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from polymax.kernels.linear_loss.flat import finish_exponentials
 from polymax.kernels.linear_loss.gradients import (
     Gradients,
     Unit,
@@ -24,7 +25,7 @@ from polymax.kernels.linear_loss.gradients import (
 from polymax.kernels.linear_loss.passes import parts_of, rows_at, whole_rows, widened
 from polymax.kernels.linear_loss.problem import Grads, LossProblem, slopes_of
 from polymax.kernels.linear_loss.reference import capped_logits, spread_mean
-from polymax.kernels.linear_loss.steps import Cap, FlatRows, Steps, pieces
+from polymax.kernels.linear_loss.steps import Cap, Exponentials, FlatRows, Steps, pieces
 
 # groups of rows whose gradients of weight are added up in the dtype of weight; more would lose digits
 GROUPS = 4
@@ -74,6 +75,9 @@ class _Kept:
         self.rows = FlatRows(empty, empty, value, mean)
         self.unit = Unit(self.rows, self.operand)
         self.rows = self.unit.apply(self.rows)
+        # exponentials of the exact scores, of which those that are kept are rounded
+        self.softmax = problem.alpha == 1 and not steps.kept
+        self._memory: Tensor | None = None
 
     def run(self) -> tuple[list[Tensor], Tensor]:
         """Return the parts of the rows, and their gradients of hidden; fill the gradients of weight and bias."""
@@ -81,11 +85,15 @@ class _Kept:
         dh = torch.zeros((m, d), dtype=self.real, device=self.hidden.device)
         parts = []
         for rows in pieces(m, self._height()):
-            words, blocks, reference, some = self._computed(rows)
-            top, value, tau = self.steps.solve_kept(blocks, self.problem.alpha)
+            sums = Exponentials.empty(rows.stop - rows.start, self.hidden) if self.softmax else None
+            words, blocks, reference, some = self._computed(rows, sums)
+            if sums is None:
+                top, value, tau = self.steps.solve_kept(blocks, self.problem.alpha)
+                top = top if reference is None else top + reference
+            else:
+                top, value, tau, _ = finish_exponentials(sums)
             chosen, mean, mass = some
-            mean = mean - mass * top
-            top = top if reference is None else top + reference
+            mean = mean - mass * (top if reference is None else top - reference)
             nothing = torch.zeros_like(value)
             parts.append([value, chosen - top.unsqueeze(1), mean, nothing, top, tau, nothing])
             flat = self.rows.part(rows)._replace(top=top, tau=tau)
@@ -104,15 +112,23 @@ class _Kept:
             yield slice(0, words), None
             return
         width = max(self.steps.flat // count // self.steps.chunk, 1) * self.steps.chunk
-        inside = self.found.of_words and count == len(self.hidden)
-        memory = self.found.dw if inside else torch.empty((words, count), dtype=self.operand, device=self.weight.device)
+        memory = self._memory = self.found.dw if self.found.of_words and count == len(self.hidden) else self._own(count)
         for block in pieces(words, width):
             size = block.stop - block.start
             yield block, memory[block].view(-1)[: count * size].view(count, size)
 
-    def _computed(self, rows: slice) -> tuple[list[slice], list[Tensor], Tensor | None, tuple[Tensor, Tensor, Tensor]]:
+    def _own(self, count: int) -> Tensor:
+        """Return memory for the logits of a group of rows, the same for all groups."""
+        if self._memory is None:
+            shape = len(self.weight), count
+            self._memory = torch.empty(shape, dtype=self.operand, device=self.weight.device)
+        return self._memory
+
+    def _computed(
+        self, rows: slice, sums: Exponentials | None
+    ) -> tuple[list[slice], list[Tensor], Tensor | None, tuple[Tensor, Tensor, Tensor]]:
         """Return blocks of words and their scores less a reference, the reference, and the scores of named words, the
-        mean by the spread, and the sum of the spread.
+        mean by the spread, and the sum of the spread; add exponentials to their sums.
         """
         steps, bias, hidden = self.steps, self.problem.bias, self.hidden[rows]
         count = len(hidden)
@@ -133,6 +149,8 @@ class _Kept:
                 first = first if local is None else first + local[: steps.chunk]
                 reference = capped_logits(first.amax(1), *self.cap)
                 reference = torch.where(reference.isfinite(), reference, 0)
+            if sums is not None:
+                steps.accumulate(x, local, sums, self.cap)
             x = steps.keep(x, local, reference, memory, self.cap)
             part = self._spread(rows, words)
             if part is not None:
