@@ -92,6 +92,42 @@ def test_trainer_learns(tmp_path):
     assert after == pytest.approx(float(expected.detach()), rel=1e-4)
 
 
+def test_trainer_distils(tmp_path):
+    """Labels are the lists of a teacher; the student comes nearer to it, and the loss is that of its logits."""
+    pytest.importorskip("accelerate", reason="accelerate, which Trainer needs, is not installed")
+    teacher, student = make("llama").eval(), make("llama", hidden_size=8, intermediate_size=16)
+    ids = torch.randint(3, 40, (8, 6))
+    with torch.no_grad():
+        lists = pm.entmax(8 * teacher(ids).logits)
+    probs, words = lists.sort(descending=True)
+    words[0, 0] = -1
+    probs[0, 0] = 0
+    words = torch.where(probs > 0, words, -1)
+
+    def collate(rows):
+        places = torch.tensor([row["place"] for row in rows])
+        return {"input_ids": ids[places], "labels": {"ids": words[places], "probs": probs[places]}}
+
+    arguments = transformers.TrainingArguments(
+        output_dir=str(tmp_path), report_to=[], use_cpu=True, disable_tqdm=True, save_strategy="no", logging_steps=5,
+        max_steps=20, per_device_train_batch_size=8, learning_rate=0.02, remove_unused_columns=False,
+    )  # fmt: skip
+    loss = integration.EntmaxLoss(student)
+    batch = collate([{"place": k} for k in range(8)])
+    found = loss(student.train()(ids), batch["labels"])
+    plain = student.eval()(ids).logits
+    each = pm.entmax_loss(plain, lists, 1.5, "none")
+    each[0, 0] = 0
+    close(found, each.sum() / (each.numel() - 1), "the loss is that of the logits")
+    rows = [{"place": k} for k in range(8)]
+    trainer = transformers.Trainer(
+        student, arguments, data_collator=collate, train_dataset=rows, compute_loss_func=loss
+    )
+    trainer.train()
+    logged = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
+    assert logged[-1] < 0.8 * logged[0]
+
+
 def test_half_precision():
     ids, labels = batch()
     model = make("llama")

@@ -1,5 +1,6 @@
 """Fine-tuning by sparse losses under `transformers.Trainer`, and generation by sparse probabilities."""
 
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import torch
@@ -9,6 +10,7 @@ from transformers import LogitsProcessor, PreTrainedModel
 
 from polymax import _check
 from polymax.backend.function import autocasts
+from polymax.distributions.words import WordDistribution
 from polymax.losses.linear import linear_entmax_loss
 from polymax.mappings import entmax
 from polymax.sharding.placements import is_sharded
@@ -17,7 +19,7 @@ from polymax.sharding.placements import is_sharded
 class _Labels(NamedTuple):
     """The labels of a batch, and how their losses are reduced."""
 
-    labels: Tensor
+    labels: Tensor | WordDistribution
     reduction: str
 
 
@@ -43,6 +45,9 @@ class EntmaxLoss:
 
     With `shift`, for causal models, the state of a token predicts the label of the next token. Labels of -100 are left
     out. A pass over a few tokens finds out if the model scales or caps its logits.
+
+    Labels may also be a teacher's: a dictionary of `ids` and `probs`, the words that can follow each token. Such lists
+    are not shifted; a list of -1 is left out. A data collator puts them into the batch as `labels`.
 
     The loss is computed by a second call of the last layer, whose hooks run: `fully_shard`, DDP and a head that
     `tp_plan` divides by words, of which each process has some, give the loss and the gradients of one process.
@@ -76,18 +81,26 @@ class EntmaxLoss:
             self.remove()
             raise
 
-    def __call__(self, outputs: Any, labels: Tensor, num_items_in_batch: Tensor | int | None = None) -> Tensor:
+    def __call__(
+        self, outputs: Any, labels: Tensor | Mapping[str, Tensor], num_items_in_batch: Tensor | int | None = None
+    ) -> Tensor:
         """The mean loss over labels, or the sum divided by `num_items_in_batch`, of all accumulated batches."""
         if labels is None:
             raise ValueError("labels must be given: a tensor of words, -100 for those that are left out")
         states, self._states = self._states, None
         if states is None:
             raise RuntimeError("the last layer of the model must have been called: the loss is that of its states")
-        if self.shift:
-            states, labels = states[..., :-1, :], labels[..., 1:]
+        target: Tensor | WordDistribution
+        if isinstance(labels, Mapping):
+            ids, probs = (labels[name].to(states.device) for name in ("ids", "probs"))
+            target = WordDistribution(ids, probs, len(self.head.weight))
+        else:
+            if self.shift:
+                states, labels = states[..., :-1, :], labels[..., 1:]
+            target = labels.to(states.device)
         reduction = "mean" if num_items_in_batch is None else "sum"
         # not a function beside the layer: fully_shard gathers the weight in hooks of the layer's call
-        total = self.head(states, _Labels(labels.to(states.device), reduction))
+        total = self.head(states, _Labels(target, reduction))
         logits = getattr(outputs, "logits", None)
         if isinstance(logits, Tensor) and logits.numel() == 0 and logits.requires_grad:
             # 0, by way of the outputs of the model: hooks on them begin the backward pass of fully_shard
@@ -125,8 +138,10 @@ class EntmaxLoss:
         states = self.scale * (states if mixed is None else states.float())
         if is_sharded(weight):
             self._check_sharded()
+            if isinstance(target, WordDistribution):
+                raise TypeError("labels must be a tensor of words if the weight of the last layer is sharded by words")
             states, target = (_replicated(t, weight.device_mesh) for t in (states, target))
-        with torch.autocast(target.device.type, dtype=mixed, enabled=mixed is not None):
+        with torch.autocast(states.device.type, dtype=mixed, enabled=mixed is not None):
             total = linear_entmax_loss(
                 states, weight, target, bias, alpha=self.alpha, softcap=self.softcap, reduction=labels.reduction
             )
