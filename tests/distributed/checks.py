@@ -333,6 +333,17 @@ def word_losses():
     return said
 
 
+def _word_log_prob(name, mesh, of_rows, leaves, parts, y, softcap):
+    """Log-probabilities and entropies of DTensors are those of one process, and so are their gradients."""
+    options = {"temperature": 0.7, "softcap": softcap, "entropy": True}
+    truth = pm.linear_log_prob(*leaves[:2], y, leaves[2], **options)
+    found = pm.linear_log_prob(*parts[:2], placed(y, mesh, of_rows), parts[2], **options)
+    g = torch.rand_like(truth[0])
+    slopes = torch.autograd.grad(truth[0] + 2 * truth[1], leaves, g)
+    given = torch.autograd.grad(found[0] + 2 * found[1], parts, placed(g, mesh, found[0].placements))
+    return differences(f"log-probabilities {name}", [*found, *given], [*truth, *slopes])
+
+
 def _word_loss(mesh, of_rows, of_words, alpha, scale, words, options):
     h = torch.randn(3, 4, 6, dtype=torch.float64) * scale
     w, b = torch.randn(words, 6, dtype=torch.float64), torch.randn(words, dtype=torch.float64) * scale
@@ -360,6 +371,8 @@ def _word_loss(mesh, of_rows, of_words, alpha, scale, words, options):
     said += [
         f"{name}: gradient {k} is {t.placements}" for k, t in enumerate(given) if t.placements != parts[k].placements
     ]
+    if alpha == 1:
+        said += _word_log_prob(name, mesh, of_rows, leaves, parts, y.clamp(min=0), options.get("softcap"))
     if learned or not all(p.is_shard() for p in of_words if not p.is_replicate()):
         return said
     words_found = pm.linear_entmax(*(p.detach() for p in parts[:2]), parts[2].detach(), alpha=alpha)

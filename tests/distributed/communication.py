@@ -114,7 +114,7 @@ def _words(size):
     """The loss of a last layer sharded by words, and the gradient of hidden."""
     said = []
     for dtype, b, wide in ((torch.float64, 8, 8), (torch.float32, 4, 4), (torch.bfloat16, 2, 4)):
-        for alpha, width in ((1.5, 67), (1.0, 3)):
+        for alpha, width in ((1.5, 67), (1.0, 4)):
             said += _word_loss(size, dtype, alpha, b, wide, width)
     return said
 
