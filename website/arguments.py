@@ -92,6 +92,14 @@ ARGUMENTS: dict[str, str] = {
     "weight": "(classes,) weights of the classes. None: all weigh 1",
     "linear_entmax_loss.weight": "(words, size) weights of the layer",
     "linear_sparsemax_loss.weight": "(words, size) weights of the layer",
+    "linear_cross_entropy.weight": "(words, size) weights of the layer",
+    "linear_log_prob.weight": "(words, size) weights of the layer",
+    "linear_log_prob.ids": "(*batch,) or (*batch, k) integers, the words",
+    "linear_log_prob.temperature": "a number above 0, by which scores are divided after `softcap`",
+    "linear_log_prob.entropy": "True: return the pair (log-probabilities, entropy of each row)",
+    "distillation_loss.weight": "(words, size) weights of the layer",
+    "distillation_loss.teacher": "a `WordDistribution` with a list for each row; ids of -1 alone leave a row out",
+    "distillation_loss.beta": "0 for KL(teacher, student), 1 for KL(student, teacher), mixtures between them",
     "ignore_index": "targets of this number have no loss",
     "label_smoothing": "share of the target that is spread over all classes, in [0, 1]",
     "z_loss": "weight of the squared log-sum-exp that is added to each row at alpha = 1",
@@ -199,11 +207,13 @@ RETURNS: dict[str, str] = {
     **_same("Marginals SparseMap LocalMax HardMax Perturbed", _SMOOTHED),
     **_same(
         (
-            "entmax_loss sparsemax_loss linear_entmax_loss linear_sparsemax_loss crf_loss svm_loss perceptron_loss "
+            "entmax_loss sparsemax_loss linear_entmax_loss linear_sparsemax_loss linear_cross_entropy "
+            "distillation_loss crf_loss svm_loss perceptron_loss "
             "sparsemap_loss fenchel_young"
         ),
         _LOSS,
     ),
+    "linear_log_prob": "Log-probabilities shaped like `ids`, at least in float32; with `entropy=True`, also (*batch,).",
     "scaled_dot_product_attention": _CONTEXT,
     "varlen_attention": "(tokens, heads, channels of values).",
     "attention_path": "A sentence: which path such a call takes, and why.",
@@ -251,9 +261,11 @@ RAISES: dict[str, str] = {
         "ValueError if a target is not a structure of the set, naming the instance and the place.",
     ),
     **_same(
-        "entmax_loss sparsemax_loss linear_entmax_loss linear_sparsemax_loss",
-        "ValueError if a target is neither a class nor `ignore_index`.",
+        "entmax_loss sparsemax_loss linear_entmax_loss linear_sparsemax_loss linear_cross_entropy",
+        "ValueError if a target is neither a class nor `ignore_index`, or a distribution does not sum to 1.",
     ),
+    "linear_log_prob": "ValueError if an id is outside of the vocabulary, or `temperature` is not above 0.",
+    "distillation_loss": "ValueError if the teacher does not sum to 1, or the divergence is infinite for all layers.",
     **_same(
         "scaled_dot_product_attention MultiheadAttention varlen_attention",
         "TypeError if `mapping` is not a mapping; ValueError if shapes do not fit.",
