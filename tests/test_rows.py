@@ -17,7 +17,7 @@ from polymax.structures.base import tensors
 ORDERS = ([0], [0, 1, 2, 3, 4, 5], [3, 5, 2, 0, 1, 4])
 # a user's function, and the general loop of SparseMAP: torch adds up all instances in one call, and the order of a sum
 # depends on the batch
-ROUNDED = {"custom-squared-norm", "gapped-local", "hypergraph", "spanning-tree-labelled"}
+ROUNDED = {"custom-squared-norm", "cuts", "gapped-local", "hypergraph", "spanning-tree-labelled"}
 LOSSES = {
     "marginals": (pm.Marginals, ("segments", "ctc", "spanning-tree")),
     "sparse": (pm.SparseMap, ("chain", "assignment", "ranking")),
