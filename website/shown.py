@@ -33,7 +33,7 @@ DRAWING = {
 # how the page of examples orders them
 ORDER = (
     *("06_own_dynamic_program", "12_parse_alternatives", "10_entmax_heads", "11_entities", "13_match_boxes"),
-    *("14_bert_crf", "15_bert_parser"),
+    *("14_bert_crf", "15_bert_parser", "16_distillation"),
     *("04_chain_crf", "01_sparse_classifier", "02_learn_alpha", "08_soft_dtw", "09_series_prediction"),
     *("05_latent_tree", "07_latent_estimators", "03_own_regularizer"),
 )
