@@ -127,7 +127,7 @@ def new_configuration(task: Task, files: Files, run: Run, given: dict[str, Any])
 def resumed_configuration(task: Task, files: Files, run: Run, given: dict[str, Any]) -> Config:
     """The configuration of a resumed run: unchanged except for Running and for options that may change at any time."""
     stored = Config.read(check_run(run).config)
-    if stored.running.strategy == "fsdp" and first_process():
+    if stored.running.strategy == "fsdp":
         from polymax_recipes.training.fully_sharded import recover
 
         recover(run.last)

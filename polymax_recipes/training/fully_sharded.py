@@ -6,7 +6,7 @@ and any number of processes reads them.
 
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -103,10 +103,14 @@ def metadata(checkpoint: Path) -> dict[str, Any]:
 
 
 def recover(checkpoint: Path) -> None:
-    """Put the checkpoint before the last one back, if a process was killed while the last one took its place."""
+    """Put the checkpoint before the last one back, if a process was killed while the last one took its place.
+
+    All processes of a run call this before they look for the checkpoint: one of them moves it.
+    """
     before = earlier(checkpoint)
     if before.exists() and not checkpoint.exists():
-        before.rename(checkpoint)
+        with suppress(FileNotFoundError):
+            before.rename(checkpoint)
 
 
 def earlier(checkpoint: Path) -> Path:

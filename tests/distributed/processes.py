@@ -6,14 +6,18 @@ Tensors are on the CPU, or, with POLYMAX_DISTRIBUTED_DEVICE=cuda, on one GPU tha
 import os
 import pickle
 import socket
+import time
 import traceback
 from datetime import timedelta
 from importlib import import_module
+from multiprocessing import connection
 
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 
+# seconds in which all processes answer, and in which the others do if one has raised
+PATIENCE, AFTER_ERROR = 300, 60
 DEVICE = os.environ.get("POLYMAX_DISTRIBUTED_DEVICE", "cpu")
 
 
@@ -37,12 +41,20 @@ class Processes:
     def run(self, function, *args):
         for pipe in self.pipes:
             pipe.send((function.__module__, function.__name__, pickle.dumps(args)))
-        found = []
-        for rank, pipe in enumerate(self.pipes):
-            if not pipe.poll(900):
+        found = [None] * self.size
+        left, until = set(range(self.size)), time.monotonic() + PATIENCE
+        while left:
+            ready = connection.wait([self.pipes[rank] for rank in left], max(until - time.monotonic(), 0))
+            if not ready:
                 self.close()
-                raise TimeoutError(f"process {rank} does not answer: {function.__name__}")
-            found.append(pipe.recv())
+                said = [result for _, result in filter(None, found)]
+                raise TimeoutError(f"processes {sorted(left)} do not answer: {function.__name__}; others said {said}")
+            for rank in sorted(rank for rank in left if self.pipes[rank] in ready):
+                found[rank] = self.pipes[rank].recv()
+                left.discard(rank)
+                if not found[rank][0]:
+                    # the others may wait for this one
+                    until = min(until, time.monotonic() + AFTER_ERROR)
         errors = [f"process {rank}: {result}" for rank, (good, result) in enumerate(found) if not good]
         if errors:
             # the others may only have waited for the first that failed
