@@ -69,7 +69,7 @@ def number(value: Any, name: str, expected: str, valid: Any) -> None:
 
 
 def integer(value: Any, name: str) -> int:
-    """Return an integer as Python's own type; refuse what is not an integer."""
+    """Return an integer as Python's own type; raise if the argument is no integer."""
     if isinstance(value, int):
         return value
     try:
@@ -85,5 +85,5 @@ def function(value: Any, name: str) -> None:
 
 
 def defined(value: Any) -> Any:
-    """True for what is not NaN."""
+    """Return True for numbers, and False for NaN."""
     return value == value

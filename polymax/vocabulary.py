@@ -77,7 +77,7 @@ def distillation_loss(
         >>> hidden, weight = torch.tensor([[2.0, 0.0]]), torch.tensor([[1.0, 0.0], [0.5, 0.5], [-1.0, 0.0]])
         >>> teacher = pm.WordDistribution(torch.tensor([[0, 1]]), torch.tensor([[0.75, 0.25]]), words=3)
         >>> pm.distillation_loss(hidden, weight, teacher)
-        tensor(0.0037)
+        tensor(0.0048)
 
     See: Agarwal et al. 2024, On-policy distillation of language models, Section 3.
     """

@@ -8,6 +8,7 @@ ACL = "https://aclanthology.org/"
 
 # (first author, year, a word that the reference must have): address
 PAPERS: dict[tuple[str, str, str], str] = {
+    ("Agarwal", "2024", ""): f"{ARXIV}2306.13649",
     ("Bahdanau", "2015", ""): f"{ARXIV}1409.0473",
     ("Bain", "2023", ""): f"{ARXIV}2303.00747",
     ("Bengio", "2013", ""): f"{ARXIV}1308.3432",
@@ -81,6 +82,7 @@ PAPERS: dict[tuple[str, str, str], str] = {
     ("Vlastelica", "2020", ""): f"{ARXIV}1912.02175",
     ("Wainwright", "2008", ""): f"{DOI}10.1561/2200000001",
     ("Wang", "2015", ""): f"{ARXIV}1503.01002",
+    ("Wijmans", "2024", ""): f"{ARXIV}2411.09009",
     ("Williams", "1992", ""): f"{DOI}10.1007/BF00992696",
     ("Xu", "2023", ""): f"{ARXIV}2304.06795",
     ("Yogatama", "2017", ""): f"{ARXIV}1611.09100",

@@ -169,6 +169,8 @@ def linear_cross_entropy(
         >>> teacher = pm.WordDistribution(torch.tensor([[0, 1]]), torch.tensor([[0.75, 0.25]]), words=3)
         >>> linear_cross_entropy(hidden, weight, teacher)
         tensor(0.0142)
+
+    See: Wijmans et al. 2024, Cut your losses in large-vocabulary language models.
     """
     return linear_entmax_loss(  # type: ignore[call-overload, misc]
         hidden,
@@ -211,7 +213,9 @@ def linear_log_prob(
         >>> linear_log_prob(hidden, weight, torch.tensor([1]))
         tensor([-1.3266])
         >>> linear_log_prob(hidden, weight, torch.tensor([[0, 1]]), temperature=2.0, entropy=True)
-        (tensor([[-0.5550, -1.0550]]), tensor([0.8837]))
+        (tensor([[-0.5550, -1.0550]]), tensor([0.8845]))
+
+    See: Wijmans et al. 2024, Cut your losses in large-vocabulary language models.
     """
     check_head(hidden, weight, bias, 1.0)
     _check.number(temperature, "temperature", "positive and finite", lambda t: 0 < t < torch.inf)

@@ -148,7 +148,7 @@ def entmax_loss(
 
 
 def check_normalizer(alpha: float | Tensor, z_loss: float, return_normalizer: bool, among_processes: bool) -> None:
-    """Raise if z_loss or the normalizer is asked of another alpha than 1, or of DTensors."""
+    """Raise if z_loss or the normalizer is given with another alpha than 1, or with DTensors."""
     _check.number(z_loss, "z_loss", "at least 0 and finite", lambda z: 0 <= z < torch.inf)
     if not z_loss and not return_normalizer:
         return
@@ -197,7 +197,7 @@ def _to_indices(
             came = int(y[wrong][0])
             raise ValueError(f"y must hold classes in [0, {x.shape[-1]}) or ignore_index; got {came}")
     weights = x.new_ones(x.shape[-1]) if weight is None else weight.to(x.dtype)
-    # under vmap, weights[y] fails where there is a single class
+    # under vmap, weights[y] fails for a single class
     chosen = torch.where(valid, weights.index_select(0, y.reshape(-1)).reshape(y.shape), 0)
     loss = value - x.gather(-1, y.unsqueeze(-1)).squeeze(-1)
     if not rows.zero_at_vertices:

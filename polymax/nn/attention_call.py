@@ -58,7 +58,7 @@ class Decision(NamedTuple):
 
 @dataclass(frozen=True)
 class AttentionCall:
-    """The arguments of `scaled_dot_product_attention`, in its order, and what follows from them.
+    """The arguments of `scaled_dot_product_attention`, in its order, and properties that follow from them.
 
     After construction, names of mappings are functions, tensors have the dtype of autocast, a `LengthScaling` has
     become a factor of the queries, and `pattern` stands for is_causal, window and causal_offset.

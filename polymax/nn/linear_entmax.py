@@ -69,7 +69,8 @@ class LinearEntmaxLoss(nn.Module):
 
     def distribution(self, hidden: Tensor) -> WordDistribution:
         """The distribution of words: the words with positive probability; without a gradient."""
-        return linear_entmax(hidden, self.weight, self.bias, alpha=self.alpha, softcap=self.softcap)
+        with torch.no_grad():
+            return linear_entmax(hidden, self.weight, self.bias, alpha=self.alpha, softcap=self.softcap)
 
     def extra_repr(self) -> str:
         words, size = self.weight.shape

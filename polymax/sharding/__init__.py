@@ -1,4 +1,4 @@
-"""DTensors: where the parts of a call are, what each process computes of it, and what processes tell each other.
+"""DTensors: places of the parts of a call, the share of each process, and communication between processes.
 
 placements    rules of public operators: batch dimensions stay sharded, shared scores are replicated
 rows          softmax, sparsemax and entmax whose own dimension is sharded

@@ -87,7 +87,7 @@ def gathered(t: Tensor, groups: tuple[Any, ...]) -> Tensor:
 def joined(t: Tensor, sizes: tuple[int, ...], dim: int, group: Any) -> Tensor:
     """The parts t of all processes side by side along `dim`, where process r has `sizes[r]`; differentiable.
 
-    Every process uses the whole in its own way: the gradient of a part is the sum of what all processes have for it.
+    Every process uses the whole in its own way: the gradient of a part is the sum of its gradients on all processes.
     """
     return _Joined.apply(t, sizes, dim, group)
 

@@ -24,7 +24,7 @@ from torch import Tensor
 
 from polymax.backend.dispatch import PLAIN
 
-# a DTensor: torch.distributed is imported only where there is one
+# a DTensor: torch.distributed is imported only for one
 Sharded = Any
 
 # fields of structures that hold numbers for each instance, and how many dimensions they have besides the batch

@@ -126,7 +126,7 @@ def _sparse(x: Tensor, alpha: float, groups: Groups) -> Tensor:
 
 
 def _from_lists(z: Tensor, above: Tensor, alpha: float, groups: Groups) -> tuple[Tensor, Tensor]:
-    """Weights of rows from what all processes have above the bound; and the rows of which one had too many entries."""
+    """Weights of rows from all processes' scores above the bound, and the rows with too many entries on a process."""
     rows, n = z.shape
     size = min(PLACES, n)
     lists = z.new_full((rows, PLACES + 1), -torch.inf)

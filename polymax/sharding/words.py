@@ -170,7 +170,7 @@ def _none(hidden: Tensor) -> tuple[Tensor, ...]:
 def _solved(
     head: Head, hidden: Tensor, part: LocalRows, mine: Tensor, mass: Tensor, counted: Tensor, sloped: bool
 ) -> Solved:
-    """The rows from what all processes have."""
+    """The rows from the parts of all processes."""
     a = head.alpha - 1
     bound = torch.where(part.own == -torch.inf, part.own, a * part.top + part.tau)
     largest = max_over(torch.stack([part.own, bound], -1), head.groups)

@@ -16,7 +16,7 @@ from polymax_recipes.lengths.problems import Examples, Problem
 # tokens that every problem has: of the beginning, between source and target, of the end
 BEGIN, BETWEEN, END = range(3)
 SPECIAL = 3
-# where nothing is predicted
+# the target of a place without a prediction
 NOTHING = -100
 # test data are of seeds that no training has
 TEST = 2**40
@@ -44,7 +44,7 @@ class Setting:
 
 
 def batch_of(examples: Examples) -> tuple[Tensor, Tensor]:
-    """Return inputs (b, n) and what is to be predicted from each token (b, n), NOTHING within the source."""
+    """Return inputs (b, n) and the tokens to predict from each of them (b, n), NOTHING within the source."""
     source, target = (part + SPECIAL for part in examples)
     special = torch.tensor([BEGIN, BETWEEN, END]).expand(len(source), 3)
     row = torch.cat([special[:, :1], source, special[:, 1:2], target, special[:, 2:]], 1)
@@ -104,8 +104,8 @@ def tested(
 ) -> list[dict[str, float]]:
     """Return, for each length of a source, the shares of whole targets and of single tokens that are right.
 
-    A target is right if the best token is the right one after every right beginning of it. That is what a model
-    writes, one best token after the other, and takes one pass. Lengths are those of `Problem.draw`.
+    A target is right if the best token is the right one after every right beginning of it. A model would
+    write the same target, one best token after the other; one pass is enough. Lengths are those of `Problem.draw`.
     """
     model.eval()
     found = []

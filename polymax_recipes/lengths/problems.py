@@ -29,7 +29,7 @@ class Problem(ABC):
 
     @abstractmethod
     def draw(self, count: int, length: int, generator: Generator) -> Examples:
-        """Return examples whose sources have a length, up to what the problem needs to round."""
+        """Return examples whose sources have a length, but for the rounding of the problem."""
 
 
 @dataclass(frozen=True)

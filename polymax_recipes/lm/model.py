@@ -84,7 +84,7 @@ class Block(nn.Module):
     def forward(
         self, x: Tensor, rotary: Rotary, cache: Cache | None = None, mask: Tensor | None = None
     ) -> tuple[Tensor, Cache]:
-        """States (b, n, size) after the layer, and what it has seen, that of a cache included."""
+        """States (b, n, size) after the layer, and the keys and values so far, those of a cache included."""
         query, key, value = self.queries_keys_values(x, rotary)
         if cache is not None:
             key, value = torch.cat([cache.keys, key], -2), torch.cat([cache.values, value], -2)
@@ -149,7 +149,7 @@ class LanguageModel(Model):
         return linear(states, self.embedding.weight)
 
     def loss(self, batch: Batch) -> Measured:
-        """The loss of each token; outside of training, bits for each byte and what else is measured of words."""
+        """The loss of each token; outside of training, bits for each byte and other measures of words."""
         wanted = batch.targets.flatten()
         states, weight = self.states(batch.inputs)[0].flatten(0, 1), self.embedding.weight
         total, scores = words_loss(self.options, states, weight, None, wanted, NOTHING)

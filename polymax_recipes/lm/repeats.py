@@ -1,4 +1,4 @@
-"""How much a language model repeats: words that it would write again, and different n-grams of what it wrote."""
+"""Measures of repetition: words that a language model would write again, and the different n-grams of its texts."""
 
 from collections.abc import Iterable, Sequence
 

@@ -326,7 +326,7 @@ def test_errors():
         structure.map(torch.zeros(3, 4))
     with pytest.raises(ValueError, match="positive integer"):
         structure.kbest((torch.zeros(3, 3),), 0)
-    with pytest.raises(TypeError, match="no dynamic program"):
+    with pytest.raises(TypeError, match="not a dynamic program"):
         structure.problem(torch.zeros(3, 3)).value(2.0)
     assert structure.problem(torch.zeros(3, 3)).value(HARD) == 0
     assert structure.sample((torch.zeros(0, 3, 3),), (2,)).shape == (2, 0, 3, 3)

@@ -18,7 +18,7 @@ from polymax.sharding.placements import is_sharded
 
 
 class Sharing(NamedTuple):
-    """How many processes share the heads of a module, and which of them this one is."""
+    """The number of processes that share the heads of a module, and the rank of this one among them."""
 
     rank: int
     ways: int
@@ -27,7 +27,7 @@ class Sharing(NamedTuple):
 
 
 class PerHead(NamedTuple):
-    """What a call of attention has for each head: the mapping, sinks (heads,), and a bias (N, heads or 1, L, S)."""
+    """Arguments of attention that differ between heads: mapping, sinks (heads,), and bias (N, heads or 1, L, S)."""
 
     mapping: Any
     sinks: Tensor | None

@@ -9,9 +9,9 @@ The operator returns the parts of losses, and the tensors saved for their gradie
     dx = p (value' + moment' (1 + x - moment)) + mean' spread + chosen' e_named        dl = dx scale (1 - tanh^2)
 
 For alpha > 1 few words have weight: p is `probs` of the words `ids`, `count` of them in a row. If a row has more words
-than lists hold, or alpha is not in (1, 2], count is FLAT, and p is ((alpha - 1) (x - top) - tau)_+ ^ (1 / (alpha - 1)),
-or exp(x - top - tau) at alpha = 1, which is recomputed in blocks. `slope` is the derivative of value in alpha.
-`extent`, (2,) on the CPU, is the number of FLAT rows, and the length of the longest list.
+than lists hold, or alpha is not in (1, 2], count is FLAT, and p is recomputed in blocks. It is ((alpha - 1) (x - top) -
+tau)_+ ^ (1 / (alpha - 1)), or exp(x - top - tau) at alpha = 1. `slope` is the derivative of value in alpha. `extent`,
+(2,) on the CPU, is the number of FLAT rows, and the length of the longest list.
 
 `linear_loss_slopes` returns values and, for gradients of values that are known in advance, the gradients of hidden,
 weight and bias: logits of FLAT rows are computed once, and kept in the memory that the gradient of weight fills later.

@@ -137,7 +137,7 @@ def solve_kept(blocks: list[Tensor], alpha: float) -> tuple[Tensor, Tensor, Tens
     words = sum(b.shape[1] for b in blocks)
     first, last = x.storage_offset(), blocks[-1].storage_offset()
     stride = blocks[1].storage_offset() - first if len(blocks) > 1 else 0
-    # all blocks, and what lies between them
+    # all blocks, with the memory between them
     memory = x.as_strided((last - first + blocks[-1].numel(),), (1,), first)
     return _solved(memory, len(x), None, words, x.shape[1], stride, alpha, 0.0, real)
 

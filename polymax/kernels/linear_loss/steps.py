@@ -11,7 +11,7 @@ from polymax.backend.widen import wide
 
 
 class Cap(NamedTuple):
-    """How logits become scores: scale softcap tanh(logits / softcap), or scale logits if softcap is 0."""
+    """The function from logits to scores: scale softcap tanh(logits / softcap), or scale logits if softcap is 0."""
 
     softcap: float
     scale: float
@@ -49,7 +49,7 @@ class Steps:
     slopes: Callable[[Tensor, Tensor | None, Tensor | None, "FlatRows", float, Cap, torch.dtype], Tensor]
     # logits (n, m), bias, reference (n,), memory (n, m) or None -> scores less the reference
     keep: Callable[[Tensor, Tensor | None, Tensor | None, Tensor | None, Cap], Tensor]
-    # kept blocks, alpha -> top, value, tau; blocks may be overwritten by what `kept_slopes` needs
+    # kept blocks, alpha -> top, value, tau; blocks may be overwritten by numbers for `kept_slopes`
     solve_kept: Callable[[list[Tensor], float], tuple[Tensor, Tensor, Tensor]]
     # kept scores, reference, spread, rows, alpha, dtype -> the gradient of logits
     kept_slopes: Callable[[Tensor, Tensor | None, Tensor | None, "FlatRows", float, Cap, torch.dtype], Tensor]

@@ -1,10 +1,10 @@
 """Tiles that the scan of long sequences can skip: balls around keys bound the scores of a tile from above.
 
-A ball is the mean c of a tile's keys and the largest distance r of a key from it, so that no score of a query q exceeds
-q c + |q| r: one product for 64 keys. The scores in the tile whose centre scores highest on average bound the thresholds
-of a block of queries from below. A tile is skipped if its upper bound is below this lower bound for each query of the
-block. If neighbouring keys are alike, few tiles are left. If they are not, the first tiles show it, and the scan reads
-all tiles.
+A ball is the mean c of a tile's keys and the largest distance r of a key from it. No score of a query q exceeds q c +
+|q| r, which is one product for 64 keys. The scores in the tile whose centre scores highest on average bound the
+thresholds of a block of queries from below. A tile is skipped if its upper bound is below this lower bound for each
+query of the block. If neighbouring keys are alike, few tiles are left. If they are not, the first tiles show it, and
+the scan reads all tiles.
 """
 
 import triton

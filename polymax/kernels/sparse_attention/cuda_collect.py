@@ -1,7 +1,7 @@
 """Lists of the keys that can be in the support of a row.
 
-If supports are short but spread over many tiles, whole tiles are mostly zeros. A second product over the tiles that
-matter to a block marks the scores above the row's bound by bits, and the bits are expanded to lists of keys, in order.
+If supports are short but spread over many tiles, whole tiles are mostly zeros. A second product over the tiles of
+a block marks the scores above the row's bound by bits. The bits are expanded to lists of keys, in order.
 A block with a row that does not fit into its list uses tiles.
 """
 
