@@ -303,6 +303,18 @@ def test_rising_logits_have_lists():
 
 
 @pytest.mark.usefixtures("small")
+def test_rows_that_do_not_count_are_no_part_of_the_sample():
+    """Padding has equal scores of all words; the other rows have lists."""
+    given, target = problem(scale=3.0, rows=40)
+    hidden, weight = (t.detach() for t in given[:2])
+    left_out = torch.arange(40) % 4 > 0
+    hidden[left_out], target[2] = 0, 0
+    for named, listed in ((torch.where(left_out, -1, target), True), (target, False)):
+        found = Parts(*linear_loss(hidden, weight, None, named[:, None], None, 1.5, None, 0.0, 1.0))
+        assert bool((found.count[~left_out] > 0).all()) == listed
+
+
+@pytest.mark.usefixtures("small")
 @pytest.mark.parametrize("shift", [0.0, 1e4, -1e6])
 def test_a_shift_of_all_logits_changes_nothing(shift):
     given, target = problem()

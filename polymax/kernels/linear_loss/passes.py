@@ -89,7 +89,7 @@ def _scan_all(steps: Steps, problem: LossProblem, lists: Lists, chosen: Tensor) 
 
 
 def flat_likely(steps: Steps, problem: LossProblem, size: int) -> bool:
-    """Return True if most rows seem to have more than `size` words with weight, by a sample of rows and words.
+    """Return True if most rows that count seem to have more than `size` words with weight, by a sample.
 
     With F times as many words as in the sample, the threshold t solves F sum ((alpha - 1) x - t)_+ ^ (1 / (alpha - 1))
     = 1. A wrong guess costs time alone.
@@ -112,7 +112,8 @@ def flat_likely(steps: Steps, problem: LossProblem, size: int) -> bool:
         chosen = capped_logits(chosen if bias is None else chosen + bias[at], softcap, scale)
         bound = torch.maximum(bound, a * chosen - 1)
     support = times * (a * x > bound.unsqueeze(1)).sum(1)
-    return bool((support > size).double().mean() > 0.5)
+    counted = problem.counted[::rows]
+    return bool(((support > size) & counted).sum() > counted.sum() / 2)
 
 
 def _finished(lists: Lists, count: Tensor, problem: LossProblem) -> tuple[Tensor, Tensor, Tensor, Tensor]:
