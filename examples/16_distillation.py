@@ -8,10 +8,8 @@ The text is the source of modules of Python itself, in words.
 
 import argparse
 import collections
-import doctest
 import inspect
 import logging
-import optparse
 import re
 import tempfile
 
@@ -30,7 +28,7 @@ def read_text():
 
     All rare words are one word.
     """
-    modules = argparse, doctest, logging, optparse
+    modules = argparse, logging
     source = "".join(inspect.getsource(module) for module in modules)
     tokens = re.findall(r"\w+|[^\w\s]|\n", source)
     known = {w for w, n in collections.Counter(tokens).items() if n > 4}
@@ -84,8 +82,8 @@ def main():
     seen, held = windows[:cut], windows[cut:]
     print(f"{len(text)} words, {words} of them different")
 
-    teacher = Model(words, 128)
-    train(teacher, seen, 200)
+    teacher = Model(words, 96)
+    train(teacher, seen, 150)
     with torch.no_grad():
         lists = (
             pm.linear_entmax(teacher(w[None, :-1])[0], teacher.weight, alpha=ALPHA)
@@ -102,7 +100,7 @@ def main():
     for name, source in (("next words", None), ("teacher's lists", stored)):
         torch.manual_seed(1)
         student = Model(words, 48)
-        train(student, seen, 120, source)
+        train(student, seen, 80, source)
         loss, possible = measure(student, held)
         print(f"student, {name:16s} loss {loss:.3f}, {possible:.0f} words possible")
 

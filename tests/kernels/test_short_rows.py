@@ -68,7 +68,7 @@ def same(found, true, law, gap=4):
 
 
 @pytest.mark.parametrize("alpha", [1.5, 2.0])
-@pytest.mark.parametrize("length", [1, 2, 63, 64, 65, 127, 150, 330, 500, 513])
+@pytest.mark.parametrize("length", [1, 2, 63, 64, 65, 127, 150, 330, 513])
 def test_every_length_is_the_reference(length, alpha):
     given = drawn(1, 2, 1, length, length)
     options = told(*given[:2], alpha, right=0)
