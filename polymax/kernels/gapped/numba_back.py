@@ -1,4 +1,4 @@
-"""One strip of rows backwards, for Numba: expected visits of its cells and of their choices."""
+"""The backward pass over a strip of rows, for Numba: expected visits of its cells and of their choices."""
 
 import numpy as np
 

@@ -1,4 +1,4 @@
-"""One strip of rows forwards, for Numba: its cells in the order of anti-diagonals, its rows in vector lanes.
+"""The forward pass over a strip of rows, for Numba: its cells in the order of anti-diagonals, its rows in vector lanes.
 
 Integers are stored in the bits of float32, so that a step reads and writes few arrays.
 """

@@ -1,4 +1,4 @@
-"""One span of trees that score pairs of arcs, for Triton: its values, and the arguments of its maxima.
+"""A span of trees that score pairs of arcs, for Triton: its values, and the arguments of its maxima.
 
 Loads are (G, K): grandparents by choices. `row` is the offset of a grandparent's square, `s` the length of its rows.
 """

@@ -1,4 +1,4 @@
-"""One dense product in blocks of words, each logit read once; later steps use only the few words with weight.
+"""A dense product in blocks of words, each logit read once; later steps use only the few words with weight.
 
 A block is scanned as soon as it is computed, and then dropped. Every row has a lower bound of its threshold that only
 rises: the largest logit so far less 1 / (alpha - 1), and the threshold of any part of the words. Words below it never
