@@ -154,6 +154,7 @@ class StoredWords:
     def __getitem__(self, document: int) -> WordDistribution:
         number = range(self.documents)[document]
         first, stop = self._documents[number : number + 2]
+        self._check("documents", first, stop, self.positions)
         return self._lists(np.arange(first, stop))
 
     def length(self, document: int) -> int:
@@ -171,10 +172,14 @@ class StoredWords:
                 f"documents and positions must have one shape; got {tuple(documents.shape)} and "
                 f"{tuple(positions.shape)}"
             )
-        d, k = documents.reshape(-1).numpy(), positions.reshape(-1).numpy()
+        for name, numbers in (("documents", documents), ("positions", positions)):
+            if numbers.is_floating_point() or numbers.dtype == torch.bool:
+                raise TypeError(f"{name} must be integers; got {numbers.dtype}")
+        d, k = documents.reshape(-1).cpu().numpy(), positions.reshape(-1).cpu().numpy()
         if d.size and not ((d >= 0) & (d < self.documents)).all():
             raise IndexError(f"documents must be in [0, {self.documents}); got {d.min()} to {d.max()}")
         first, stop = self._documents[d], self._documents[d + 1]
+        self._check("documents", first, stop, self.positions)
         if not ((k >= -1) & (k < stop - first)).all():
             wrong = int(np.flatnonzero((k < -1) | (k >= stop - first))[0])
             raise IndexError(
@@ -187,6 +192,7 @@ class StoredWords:
     def _lists(self, rows: np.ndarray) -> WordDistribution:
         first = np.where(rows < 0, 0, self._starts[rows])
         sizes = np.where(rows < 0, 0, self._starts[rows + 1] - first)
+        self._check("starts", first, first + sizes, self.entries)
         longest = max(int(sizes.max()), 1) if len(rows) else 1
         inside = np.arange(longest) < sizes[:, None]
         places = (first[:, None] + np.arange(longest))[inside]
@@ -195,3 +201,8 @@ class StoredWords:
         ids[inside], probs[inside] = self._ids[places], self._probs[places]
         probs /= np.maximum(probs.sum(1, keepdims=True), np.finfo(np.float32).tiny)
         return WordDistribution(torch.from_numpy(ids), torch.from_numpy(probs), self.words)
+
+    def _check(self, name: str, first: np.ndarray, stop: np.ndarray, most: int) -> None:
+        """Raise ValueError if a part of an array is not within the array, as in a folder that is damaged."""
+        if not (np.all(first >= 0) and np.all(first <= stop) and np.all(stop <= most)):
+            raise ValueError(f"{self.path / name}.bin must rise from 0 to {most}: the folder is damaged")

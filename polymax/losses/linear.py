@@ -218,6 +218,8 @@ def linear_log_prob(
     See: Wijmans et al. 2024, Cut your losses in large-vocabulary language models.
     """
     check_head(hidden, weight, bias, 1.0)
+    if isinstance(temperature, Tensor):
+        raise TypeError("temperature must be a number; got a tensor: give float(temperature), it gets no gradient")
     _check.number(temperature, "temperature", "positive and finite", lambda t: 0 < t < torch.inf)
     cap = checked_softcap(softcap)
     if not isinstance(ids, Tensor) or ids.is_floating_point() or ids.dtype == torch.bool:

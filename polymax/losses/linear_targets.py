@@ -53,6 +53,8 @@ def check_target(target: Tensor | WordDistribution, hidden: Tensor, weight: Tens
     if target.is_floating_point():
         _check_probabilities(target, batch, words)
         return
+    if target.dtype == torch.bool:
+        raise TypeError("target must be words, which are integers, or probabilities; got torch.bool")
     if target.shape != batch:
         raise ValueError(f"target must be {batch}, a word for each row; got {tuple(target.shape)}")
     if _check.readable(target):

@@ -3,6 +3,7 @@
 import copy
 import pickle
 
+import numpy as np
 import pytest
 import torch
 from tolerances import close, equal
@@ -299,6 +300,7 @@ def test_targets_are_checked():
     ids, probs = torch.tensor([[0, 1]]).repeat(ROWS, 1), torch.full((ROWS, 2), 0.5, dtype=torch.float64)
     for error, match, target in (
         (TypeError, "target must be a tensor of words or of probabilities", [1, 2]),
+        (TypeError, "target must be words.* got torch.bool", torch.ones(ROWS, dtype=torch.bool)),
         (TypeError, "target.ids must be integers", (ids.double(), probs)),
         (ValueError, "a list for each row", (ids[:2], probs[:2])),
         (ValueError, r"target.ids must be in \[0, 70\)", (ids + 69, probs)),
@@ -319,6 +321,7 @@ def test_targets_are_checked():
         (ValueError, r"ids must be words in \[0, 70\); got -1", lambda: pm.linear_log_prob(hidden, weight, ids - 1)),
         (ValueError, r"ids must be \(6,\), or", lambda: pm.linear_log_prob(hidden, weight, ids[:2])),
         (ValueError, "temperature must be", lambda: pm.linear_log_prob(hidden, weight, ids, temperature=0.0)),
+        (TypeError, "temperature must be a number", lambda: pm.linear_log_prob(hidden, weight, ids, temperature=probs)),
         (TypeError, "teacher must be a WordDistribution", lambda: pm.distillation_loss(hidden, weight, probs)),
     ):
         with pytest.raises(error, match=match):
@@ -368,8 +371,24 @@ def test_distributions_on_disk(tmp_path):
         stored[2]
     with pytest.raises(IndexError, match=r"positions of document 1 must be in \[0, 1\), or -1; got 1"):
         stored.at(torch.tensor([1]), torch.tensor([1]))
+    with pytest.raises(TypeError, match="documents must be integers"):
+        stored.at(torch.ones(1), torch.ones(1))
     with pytest.raises(FileExistsError, match="not an empty folder"):
         pm.WordDistribution.save(folder, [lists])
+
+
+@pytest.mark.parametrize("wrong", [-5, 2**40])
+@pytest.mark.parametrize("name", ["starts", "documents"])
+def test_numbers_of_a_damaged_folder_are_checked(name, wrong, tmp_path):
+    lists, _ = teacher(torch.float32)
+    pm.WordDistribution.save(tmp_path, [lists])
+    numbers = np.fromfile(tmp_path / f"{name}.bin", np.int64)
+    numbers[1] = wrong
+    numbers.tofile(tmp_path / f"{name}.bin")
+    stored = pm.WordDistribution.load(tmp_path)
+    for read in (lambda: stored[0], lambda: stored.at(torch.tensor([0]), torch.tensor([0]))):
+        with pytest.raises(ValueError, match=f"{name}.bin must rise from 0 to .* the folder is damaged"):
+            read()
 
 
 def test_folders_that_are_damaged(tmp_path):

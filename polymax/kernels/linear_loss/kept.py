@@ -62,7 +62,7 @@ class _Kept:
 
     def __init__(self, steps: Steps, problem: LossProblem, at: Tensor, grads: Grads, found: Gradients) -> None:
         hidden, self.weight = rows_at(problem.hidden, at), problem.weight
-        self.steps, self.problem, self.found, self.at = steps, problem, found, at
+        self.steps, self.problem, self.found = steps, problem, found
         self.cap = Cap(problem.softcap, problem.scale)
         self.real = torch.promote_types(hidden.dtype, torch.float32)
         self.operand = hidden.dtype if steps.half else self.real
