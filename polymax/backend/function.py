@@ -17,6 +17,8 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 # types of arguments that hold no tensors
 _CONSTANTS = int, float, NoneType
+# types of devices that torch.autocast supports; torch.compile of torch 2.11 cannot trace the question itself
+_AUTOCAST = frozenset(t for t in ("cpu", "cuda", "xpu", "mps", "hpu", "mtia") if torch.amp.is_autocast_available(t))
 
 
 def apply_function(function: type[Function], *args: Any) -> Any:
@@ -221,7 +223,7 @@ def without_autocast(device: torch.device) -> AbstractContextManager[Any]:
 
 def autocasts(device: torch.device) -> bool:
     """Return True if torch.autocast supports the type of the device and is enabled for it."""
-    return torch.amp.is_autocast_available(device.type) and torch.is_autocast_enabled(device.type)
+    return device.type in _AUTOCAST and torch.is_autocast_enabled(device.type)
 
 
 def recording(x: Tensor) -> bool:
