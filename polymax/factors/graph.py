@@ -119,9 +119,6 @@ class FactorGraph(Structure):
                 found.extend(whole if factor.mixed else whole[1:])
         return tuple(found)
 
-    def score(self, y: Parts, *scores: Tensor) -> Tensor:
-        return super().score(y, *self.full(*scores))
-
     def named(self, *parts: Tensor) -> GraphParts:
         return GraphParts(self, parts)
 

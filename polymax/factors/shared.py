@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from polymax.structures.base import Parts, Structure, tensors
+from polymax.structures.base import Parts, Structure, tensors, weighted_sum
 
 
 @dataclass(frozen=True, eq=False)
@@ -49,7 +49,7 @@ class Shared(Structure):
         return self.score(self._best(vertices.movedim(dim, 0)), *scores).movedim(0, -1)
 
     def mean(self, vertices: Tensor, probs: Tensor) -> Parts:
-        return tuple(super(Shared, self).mean(t, probs) for t in self.complete(vertices))
+        return tuple(weighted_sum(t, probs) for t in self.complete(vertices))
 
     def named(self, *parts: Tensor) -> Any:
         return parts

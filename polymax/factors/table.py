@@ -46,9 +46,6 @@ class Table(Structure):
             )
         return variables, settings.expand(*variables.shape[:-1], 2**self.k)
 
-    def score(self, y: TableParts, *scores: Tensor) -> Tensor:
-        return super().score(y, *self.full(*scores))
-
     def event_dims(self, *scores: Tensor) -> tuple[int, ...]:
         return 1, 1
 
@@ -59,9 +56,6 @@ class Table(Structure):
         powers = 2 ** torch.arange(self.k - 1, -1, -1, device=first.device)
         number = (first.round().long() * powers).sum(-1)
         return TableParts(first, torch.nn.functional.one_hot(number, 2**self.k).to(first.dtype))
-
-    def mean(self, vertices: Tensor, probs: Tensor) -> TableParts:
-        return TableParts(*(super(Table, self).mean(t, probs) for t in self.complete(vertices)))
 
     def named(self, *parts: Tensor) -> TableParts:
         return TableParts(*parts)

@@ -60,7 +60,7 @@ class Structure(ABC):
     def score(self, y: Parts, *scores: Tensor) -> Tensor:
         """<scores, y>, (*batch,); a part that is not used adds 0, even if its score is -inf."""
         total: Tensor | float = 0.0
-        for part, x, dims in zip(tensors(y), scores, self.event_dims(*scores), strict=True):
+        for part, x, dims in zip(tensors(y), self.full(*scores), self.event_dims(*scores), strict=True):
             terms = torch.where(part == 0, 0, part * x)
             total = total + (terms.flatten(-dims).sum(-1) if dims else terms)
         return torch.as_tensor(total)
@@ -119,7 +119,7 @@ class Structure(ABC):
 
     def mean(self, vertices: Tensor, probs: Tensor) -> Parts:
         """The mean of structures given by first tensors (*batch, k, ...) and weights (*batch, k)."""
-        return (vertices * probs.reshape(*probs.shape, *[1] * (vertices.dim() - probs.dim()))).sum(probs.dim() - 1)
+        return map_parts(lambda t: weighted_sum(t, probs), self.complete_each(vertices, probs.dim() - 1))
 
     def named(self, *parts: Tensor) -> Parts:
         """The tensors of a structure, or of a mean, as a named tuple; a single tensor is returned as it is."""
@@ -287,6 +287,11 @@ class Sampled(Counted):
             return torch.where(used.reshape(*used.shape, *[1] * (t.dim() - dims - 1)), first, 0).to(scores[0].dtype)
 
         return map_parts(kept, found), count
+
+
+def weighted_sum(each: Tensor, weights: Tensor) -> Tensor:
+    """The sum (*batch, ...) of tensors `each` (*batch, k, ...) by weights (*batch, k)."""
+    return (each * weights.reshape(*weights.shape, *[1] * (each.dim() - weights.dim()))).sum(weights.dim() - 1)
 
 
 def zeros_of(structure: Structure, event_shape: tuple[int, ...]) -> Tensor:

@@ -5,7 +5,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -105,8 +105,63 @@ class ChainParts(NamedTuple):
     transition: Tensor
 
 
+class TagSequences(DynamicProgram):
+    """Sequences of n states, with the scores and the parts of `Chain`; a subclass says which sequences."""
+
+    may_be_empty = False
+
+    def full(self, *scores: Tensor) -> tuple[Tensor, ...]:
+        """The scores with transitions expanded to every instance and step, in the shape of results."""
+        shared = len(scores) == 2 and scores[0].dim() >= 2 and scores[1].dim() == 2
+        if shared and scores[1].shape == scores[0].shape[-1:] * 2:
+            unary, transition = scores
+        else:
+            unary, transition = self.broadcast_scores(*scores)
+        *batch, n, s = unary.shape
+        return unary, transition.expand(*batch, max(n - 1, 0), s, s)
+
+    def broadcast_scores(self, *scores: Tensor) -> tuple[Tensor, Tensor]:
+        """The scores with transitions of as many dims as their batch; shared dims have size 1."""
+        if len(scores) != 2:
+            raise TypeError(f"a chain has two score tensors, unary and transition; got {len(scores)}")
+        unary, transition = scores
+        if unary.dim() < 2:
+            raise ValueError(f"unary must be (*batch, n, s); got {tuple(unary.shape)}")
+        *batch, n, s = unary.shape
+        return unary, fitted_transition(transition, (*batch, max(n - 1, 0), s, s))
+
+    def complete(self, first: Tensor) -> ChainParts:
+        return ChainParts(first, first[..., :-1, :, None] * first[..., 1:, None, :])
+
+    def named(self, *parts: Tensor) -> ChainParts:
+        return ChainParts(*parts)
+
+    def mean(self, vertices: Tensor, probs: Tensor) -> ChainParts:
+        n, s = vertices.shape[-2:]
+        states, steps = _places(_used(vertices), n, s)
+        pairs = torch.Size((max(n - 1, 0), s, s))
+        return ChainParts(summed_at(states, probs, vertices.shape[-2:]), summed_at(steps, probs, pairs))
+
+    def rescore(self, vertices: Tensor, *scores: Tensor) -> Tensor:
+        total: Tensor | float = 0.0
+        unary, transition = self.full(*scores)
+        used = _used(vertices)
+        for x, at, dims in zip((unary, transition), _places(used, *unary.shape[-2:]), (2, 3), strict=True):
+            # places of padding point to the 0 after the last score
+            flat = torch.nn.functional.pad(x.flatten(-dims), (0, 1)).unsqueeze(-2)
+            total = total + flat.expand(*at.shape[:-1], flat.shape[-1]).gather(-1, at).sum(-1)
+        return torch.as_tensor(total)
+
+    def event_dims(self, *scores: Tensor) -> tuple[int, ...]:
+        return 2, 3
+
+    def zero_scores(self, event_shape: tuple[int, ...]) -> tuple[Tensor, ...]:
+        first = zeros_of(self, event_shape)
+        return first, first.new_zeros(event_shape[-1], event_shape[-1])
+
+
 @dataclass(frozen=True, eq=False)
-class Chain(DynamicProgram):
+class Chain(TagSequences):
     """Sequences of n states, scored at each position and between neighbours.
 
         <scores, y> = sum_t unary[t, y_t] + sum_t transition[t - 1, y_(t-1), y_t]
@@ -121,7 +176,6 @@ class Chain(DynamicProgram):
     """
 
     lengths: Tensor | None = None
-    may_be_empty = False
     form = Tags
 
     def search(self, *scores: Tensor) -> Search:
@@ -196,26 +250,6 @@ class Chain(DynamicProgram):
         mu = self.problem(*checked_scores(scores), each=True).expectation(SHANNON)
         return mu if scores[0].dtype.itemsize >= 4 else narrow(mu, scores[0].dtype)
 
-    def full(self, *scores: Tensor) -> tuple[Tensor, ...]:
-        """The scores with transitions expanded to every instance and step, in the shape of results."""
-        shared = len(scores) == 2 and scores[0].dim() >= 2 and scores[1].dim() == 2
-        if shared and scores[1].shape == scores[0].shape[-1:] * 2:
-            unary, transition = scores
-        else:
-            unary, transition = self.broadcast_scores(*scores)
-        *batch, n, s = unary.shape
-        return unary, transition.expand(*batch, max(n - 1, 0), s, s)
-
-    def broadcast_scores(self, *scores: Tensor) -> tuple[Tensor, Tensor]:
-        """The scores with transitions of as many dims as their batch; shared dims have size 1."""
-        if len(scores) != 2:
-            raise TypeError(f"a chain has two score tensors, unary and transition; got {len(scores)}")
-        unary, transition = scores
-        if unary.dim() < 2:
-            raise ValueError(f"unary must be (*batch, n, s); got {tuple(unary.shape)}")
-        *batch, n, s = unary.shape
-        return unary, fitted_transition(transition, (*batch, max(n - 1, 0), s, s))
-
     def states(self, alpha: float, *scores: Tensor) -> Tensor:
         """Expected states (*batch, n, s), without the expected transitions of every instance and step."""
         problem = self.problem(*scores)
@@ -239,42 +273,10 @@ class Chain(DynamicProgram):
         position = torch.arange(n, device=parts[0].device)
         return before_end(self.lengths, n, position, 2), before_end(self.lengths, n, position[1:], 3)
 
-    def complete(self, first: Tensor) -> ChainParts:
-        return ChainParts(first, first[..., :-1, :, None] * first[..., 1:, None, :])
-
-    def named(self, *parts: Tensor) -> ChainParts:
-        return ChainParts(*parts)
-
-    def mean(self, vertices: Tensor, probs: Tensor) -> ChainParts:
-        n, s = vertices.shape[-2:]
-        states, steps = _places(_used(vertices), n, s)
-        pairs = torch.Size((max(n - 1, 0), s, s))
-        return ChainParts(summed_at(states, probs, vertices.shape[-2:]), summed_at(steps, probs, pairs))
-
-    def rescore(self, vertices: Tensor, *scores: Tensor) -> Tensor:
-        total: Tensor | float = 0.0
-        unary, transition = self.full(*scores)
-        used = _used(vertices)
-        for x, at, dims in zip((unary, transition), _places(used, *unary.shape[-2:]), (2, 3), strict=True):
-            # places of padding point to the 0 after the last score
-            flat = torch.nn.functional.pad(x.flatten(-dims), (0, 1)).unsqueeze(-2)
-            total = total + flat.expand(*at.shape[:-1], flat.shape[-1]).gather(-1, at).sum(-1)
-        return torch.as_tensor(total)
-
-    def event_dims(self, *scores: Tensor) -> tuple[int, ...]:
-        return 2, 3
-
-    def score(self, y: Any, *scores: Tensor) -> Tensor:
-        return super().score(y, *self.full(*scores))
-
     def vertices(self, event_shape: tuple[int, ...]) -> ChainParts:
         n, s = event_shape
         sequences = list(itertools.product(range(s), repeat=n))
         return self.encode(torch.tensor(sequences, dtype=torch.long).reshape(len(sequences), n), s)
-
-    def zero_scores(self, event_shape: tuple[int, ...]) -> tuple[Tensor, ...]:
-        first = zeros_of(self, event_shape)
-        return first, first.new_zeros(event_shape[-1], event_shape[-1])
 
 
 def fitted_transition(transition: Tensor, want: tuple[int, ...]) -> Tensor:

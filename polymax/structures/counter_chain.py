@@ -14,12 +14,11 @@ from polymax.graphs.graph import Builder, Family, Graph
 from polymax.hypergraphs import Derivations
 from polymax.kernels.active_set.problem import Search
 from polymax.structures.base import checked_lengths
-from polymax.structures.chain import Chain, ChainParts
+from polymax.structures.chain import Chain, ChainParts, TagSequences
 from polymax.structures.compact.counted_tags import CountedTags
-from polymax.structures.dynamic import DynamicProgram
 
 
-class CounterChain(DynamicProgram):
+class CounterChain(TagSequences):
     """A chain whose sequences may raise a counter at most k times; subclasses define what raises it.
 
     The recursion is that of the chain with the count so far as a further index: n s^2 (k + 1) steps. Scores, parts and
@@ -28,7 +27,6 @@ class CounterChain(DynamicProgram):
 
     k: int
     state: int
-    may_be_empty = False
     parts_once = True
 
     @property
@@ -79,34 +77,6 @@ class CounterChain(DynamicProgram):
         every = self.chain.vertices(event_shape)
         kept = self.compact.count_of(self.chain.decode(every)) <= self.k
         return ChainParts(*(t[kept] for t in every))
-
-    def full(self, *scores: Tensor) -> tuple[Tensor, ...]:
-        return self.chain.full(*scores)
-
-    def broadcast_scores(self, *scores: Tensor) -> tuple[Tensor, Tensor]:
-        """The scores with shared dims of size 1; see `Chain.broadcast_scores`."""
-        return self.chain.broadcast_scores(*scores)
-
-    def score(self, y: Any, *scores: Tensor) -> Tensor:
-        return self.chain.score(y, *scores)
-
-    def event_dims(self, *scores: Tensor) -> tuple[int, ...]:
-        return 2, 3
-
-    def complete(self, first: Tensor) -> ChainParts:
-        return self.chain.complete(first)
-
-    def named(self, *parts: Tensor) -> ChainParts:
-        return ChainParts(*parts)
-
-    def mean(self, vertices: Tensor, probs: Tensor) -> ChainParts:
-        return self.chain.mean(vertices, probs)
-
-    def rescore(self, vertices: Tensor, *scores: Tensor) -> Tensor:
-        return self.chain.rescore(vertices, *scores)
-
-    def zero_scores(self, event_shape: tuple[int, ...]) -> tuple[Tensor, ...]:
-        return self.chain.zero_scores(event_shape)
 
 
 @dataclass(frozen=True, eq=False)

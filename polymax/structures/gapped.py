@@ -170,9 +170,6 @@ class GappedAlignment(DynamicProgram):
     def event_dims(self, *scores: Tensor) -> tuple[int, ...]:
         return (2,) * len(scores)
 
-    def score(self, y: Any, *scores: Tensor) -> Tensor:
-        return super().score(y, *self.full(*scores))
-
     def named(self, *parts: Tensor) -> Parts:
         return AffineGaps(*parts) if self.gap == "affine" else LinearGaps(*parts)
 
@@ -238,11 +235,6 @@ class GappedAlignment(DynamicProgram):
         opens_y = inserted & ~torch.nn.functional.pad(inserted[..., :-1], (1, 0))
         opens = cells_x * opens_x.unsqueeze(-1) + cells_y * opens_y.unsqueeze(-2)
         return self.named(first, opens.to(first.dtype), (cells_x + cells_y - opens).to(first.dtype))
-
-    def mean(self, vertices: Tensor, probs: Tensor) -> Parts:
-        dim = probs.dim() - 1
-        parts = tensors(self.complete_each(vertices, dim))
-        return self.named(*(super(GappedAlignment, self).mean(t, probs) for t in parts))
 
     def usable(self, *parts: Tensor) -> tuple[Tensor, ...]:
         n, m = parts[0].shape[-2:]

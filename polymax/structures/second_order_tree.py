@@ -20,7 +20,7 @@ from polymax.kernels.head_automaton import (
     head_automaton_tangent,
 )
 from polymax.kernels.head_automaton.reference import as_graph, recorded
-from polymax.structures.base import Structure, checked_lengths, zeros_of
+from polymax.structures.base import checked_lengths, zeros_of
 from polymax.structures.compact.pairs_of_arcs import PairedHeads
 from polymax.structures.dynamic import DynamicProgram
 from polymax.structures.projective_tree import ProjectiveTree
@@ -126,9 +126,6 @@ class SecondOrderTree(DynamicProgram):
         names = {SIBLINGS: ("siblings",), GRANDPARENTS: ("grandparents",)}
         return "arcs", *(name for bit in names if self.order & bit for name in names[bit])
 
-    def score(self, y: Any, *scores: Tensor) -> Tensor:
-        return super().score(y, *self.full(*scores))
-
     def event_dims(self, *scores: Tensor) -> tuple[int, ...]:
         return (2, 3, 3) if self.order == SIBLINGS | GRANDPARENTS else (2, 3)
 
@@ -142,9 +139,6 @@ class SecondOrderTree(DynamicProgram):
 
     def complete(self, first: Tensor) -> Any:
         return self.named(first, *self.pairs(first))
-
-    def mean(self, vertices: Tensor, probs: Tensor) -> Any:
-        return self.named(*(Structure.mean(self, t, probs) for t in self.complete(vertices)))
 
     def search(self, *scores: Tensor) -> Search | None:
         # the search lists hyperedges, whose number grows with the fourth power of the length if grandparents count

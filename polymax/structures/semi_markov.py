@@ -4,7 +4,7 @@ import itertools
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -98,9 +98,6 @@ class SemiMarkov(DynamicProgram):
     def event_dims(self, *scores: Tensor) -> tuple[int, ...]:
         return 3, 3
 
-    def score(self, y: Any, *scores: Tensor) -> Tensor:
-        return super().score(y, *self.full(*scores))
-
     def vertices(self, event_shape: tuple[int, ...]) -> SegmentParts:
         n, widths, s = event_shape
         rows = [
@@ -128,10 +125,6 @@ class SemiMarkov(DynamicProgram):
 
     def named(self, *parts: Tensor) -> SegmentParts:
         return SegmentParts(*parts)
-
-    def mean(self, vertices: Tensor, probs: Tensor) -> SegmentParts:
-        parts = self.complete(vertices)
-        return SegmentParts(*(super(SemiMarkov, self).mean(t, probs) for t in parts))
 
 
 @Family

@@ -3,7 +3,7 @@
 import itertools
 import math
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -146,9 +146,6 @@ class Transducer(DynamicProgram):
     def event_dims(self, *scores: Tensor) -> tuple[int, ...]:
         return 2, 2
 
-    def score(self, y: Any, *scores: Tensor) -> Tensor:
-        return super().score(y, *self.full(*scores))
-
     def named(self, *parts: Tensor) -> TransducerParts:
         return TransducerParts(*parts)
 
@@ -170,9 +167,6 @@ class Transducer(DynamicProgram):
         # a frame emits token u if its blank comes after more than u tokens, and the blank before after at most u
         later, so_far = first.flip(-1).cumsum(-1).flip(-1)[..., 1:], before.cumsum(-1)[..., :-1]
         return TransducerParts(first, later * so_far)
-
-    def mean(self, vertices: Tensor, probs: Tensor) -> TransducerParts:
-        return TransducerParts(*(super(Transducer, self).mean(t, probs) for t in self.complete(vertices)))
 
     @property
     def compact(self) -> Emissions:
