@@ -20,18 +20,18 @@ from polymax.backend.dispatch import Operator, declare_instances
 
 
 def declare_passes(
-    package: str, scores: str, index: str, chart: Callable[..., Tensor], options: str = ""
+    package: str, scores: str, index: str, chart: Callable[..., Tensor], options: str = "", alpha: bool = True
 ) -> tuple[Operator, Operator, Operator]:
     """Declare the operators of a kernel folder.
 
     `scores` and `index` are the names of tensors, `options` are further parameters in the form of a schema, and `chart`
-    returns an empty chart for the arguments of the inside pass.
+    returns an empty chart for the arguments of the inside pass. Without `alpha` only Shannon's entropy smooths.
     """
     kind, names = package.rpartition(".")[2], scores.split()
     given = ", ".join(f"Tensor {name}" for name in (*names, *index.split()))
     along = ", ".join(f"Tensor d_{name}" for name in names) if len(names) > 1 else "Tensor d"
     each = ", ".join(["Tensor"] * len(names))
-    last = f"{options}, float alpha" if options else "float alpha"
+    last = ", ".join(filter(None, (options, "float alpha" if alpha else "")))
 
     def like(args: tuple[Any, ...]) -> tuple[Tensor, ...]:
         return tuple(torch.empty_like(x, memory_format=torch.contiguous_format) for x in args[: len(names)])

@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from polymax.backend.dispatch import declare_instances
+from polymax.backend.widen import like_argument
 
 
 def _fake(
@@ -29,10 +30,6 @@ def _fake(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     done = x.new_empty(x.shape[:1], dtype=torch.long)
     return torch.empty_like(x), torch.empty_like(start), x.new_empty(x.shape[:1]), done
-
-
-def _fake_response(free: Tensor, tight: Tensor, weight: Tensor, columns: Tensor, signs: Tensor, g: Tensor) -> Tensor:
-    return torch.empty_like(g, memory_format=torch.contiguous_format)
 
 
 constrained = declare_instances(
@@ -44,5 +41,5 @@ constrained = declare_instances(
 constrained_response = declare_instances(
     __name__,
     "constrained_response(Tensor free, Tensor tight, Tensor weight, Tensor columns, Tensor signs, Tensor g) -> Tensor",
-    _fake_response,
+    like_argument(5),
 )

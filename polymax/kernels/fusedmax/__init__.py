@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from polymax.backend.dispatch import declare
+from polymax.backend.widen import like_argument
 
 ABSENT, WITHOUT, SAME, ABOVE, BELOW, FIRST, BAD = -1, 0, 1, 2, 3, 4, 5
 
@@ -26,9 +27,5 @@ def _fake(x: Tensor, strength: Tensor) -> tuple[Tensor, Tensor]:
     return y, torch.empty_like(y, dtype=torch.int8)
 
 
-def _fake_backward(mark: Tensor, v: Tensor) -> Tensor:
-    return torch.empty_like(v, memory_format=torch.contiguous_format)
-
-
 fusedmax = declare(__name__, "fusedmax(Tensor x, Tensor strength) -> (Tensor y, Tensor mark)", _fake)
-fusedmax_backward = declare(__name__, "fusedmax_backward(Tensor mark, Tensor v) -> Tensor", _fake_backward)
+fusedmax_backward = declare(__name__, "fusedmax_backward(Tensor mark, Tensor v) -> Tensor", like_argument(1))

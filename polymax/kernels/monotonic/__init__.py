@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from polymax.backend.dispatch import declare_instances
+from polymax.backend.widen import like_argument
 
 
 def _fake(x: Tensor, frames: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor]:
@@ -27,12 +28,8 @@ monotonic_search = declare_instances(
 )
 
 
-def _fake_cells(x: Tensor, path: Tensor, value: Tensor, frames: Tensor, tokens: Tensor) -> Tensor:
-    return torch.empty_like(x, memory_format=torch.contiguous_format)
-
-
 monotonic_cells = declare_instances(
     __name__,
     "monotonic_cells(Tensor x, Tensor path, Tensor value, Tensor frames, Tensor tokens) -> Tensor",
-    _fake_cells,
+    like_argument(0),
 )

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from polymax.backend.dispatch import declare
+from polymax.backend.widen import like_argument
 
 HEAVY, BEGINS, BAD = 1, 2, -1
 
@@ -26,9 +27,5 @@ def _fake(x: Tensor, strength: Tensor) -> tuple[Tensor, Tensor]:
     return y, torch.empty_like(y, dtype=torch.int32)
 
 
-def _fake_backward(code: Tensor, v: Tensor) -> Tensor:
-    return torch.empty_like(v, memory_format=torch.contiguous_format)
-
-
 oscarmax = declare(__name__, "oscarmax(Tensor x, Tensor strength) -> (Tensor y, Tensor code)", _fake)
-oscarmax_backward = declare(__name__, "oscarmax_backward(Tensor code, Tensor v) -> Tensor", _fake_backward)
+oscarmax_backward = declare(__name__, "oscarmax_backward(Tensor code, Tensor v) -> Tensor", like_argument(1))

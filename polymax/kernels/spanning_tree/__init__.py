@@ -25,26 +25,13 @@ import torch
 from torch import Tensor
 
 from polymax.backend.dispatch import declare_instances
+from polymax.kernels.passes import declare_passes
 
 
-def chart_like(scores: Tensor) -> Tensor:
+def chart_like(scores: Tensor, *_: object) -> Tensor:
     """Return an empty chart for these scores: the eliminated and the initial weights, with an extra row each."""
     batch, size = scores.shape[:2]
     return scores.new_empty((batch, 2, size + 1, size), dtype=torch.float64)
-
-
-def _fake_inside(scores: Tensor, lengths: Tensor, single_root: bool) -> tuple[Tensor, Tensor]:
-    return scores.new_empty(scores.shape[:1]), chart_like(scores)
-
-
-def _fake_outside(scores: Tensor, lengths: Tensor, chart: Tensor, g: Tensor, single_root: bool) -> Tensor:
-    return torch.empty_like(scores, memory_format=torch.contiguous_format)
-
-
-def _fake_tangent(
-    scores: Tensor, lengths: Tensor, chart: Tensor, g: Tensor, d: Tensor, single_root: bool
-) -> tuple[Tensor, Tensor]:
-    return scores.new_empty(scores.shape[:1]), torch.empty_like(scores, memory_format=torch.contiguous_format)
 
 
 def _fake_sample(scores: Tensor, lengths: Tensor, seeds: Tensor, single_root: bool) -> Tensor:
@@ -56,21 +43,8 @@ def _fake_kbest(scores: Tensor, lengths: Tensor, k: int, single_root: bool) -> t
     return scores.new_empty((batch, k)), scores.new_empty((batch, k, size - 1), dtype=torch.long)
 
 
-spanning_tree_inside = declare_instances(
-    __name__,
-    "spanning_tree_inside(Tensor scores, Tensor lengths, bool single_root) -> (Tensor, Tensor)",
-    _fake_inside,
-)
-spanning_tree_outside = declare_instances(
-    __name__,
-    "spanning_tree_outside(Tensor scores, Tensor lengths, Tensor chart, Tensor g, bool single_root) -> Tensor",
-    _fake_outside,
-)
-spanning_tree_tangent = declare_instances(
-    __name__,
-    "spanning_tree_tangent(Tensor scores, Tensor lengths, Tensor chart, Tensor g, Tensor d, bool single_root)"
-    " -> (Tensor, Tensor)",
-    _fake_tangent,
+spanning_tree_inside, spanning_tree_outside, spanning_tree_tangent = declare_passes(
+    __name__, "scores", "lengths", chart_like, "bool single_root", alpha=False
 )
 spanning_tree_sample = declare_instances(
     __name__,

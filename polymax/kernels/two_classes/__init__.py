@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from polymax.backend.dispatch import declare
+from polymax.backend.widen import like_argument
 
 
 def _results(x: Tensor, at: Tensor, blank: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -23,13 +24,9 @@ def _results(x: Tensor, at: Tensor, blank: int) -> tuple[Tensor, Tensor, Tensor]
     return first, second, third
 
 
-def _gradient(x: Tensor, at: Tensor, total: Tensor, g_blank: Tensor, g_label: Tensor, blank: int) -> Tensor:
-    return torch.empty_like(x, memory_format=torch.contiguous_format)
-
-
 two_classes = declare(__name__, "two_classes(Tensor x, Tensor at, int blank) -> (Tensor, Tensor, Tensor)", _results)
 two_classes_backward = declare(
     __name__,
     "two_classes_backward(Tensor x, Tensor at, Tensor total, Tensor g_blank, Tensor g_label, int blank) -> Tensor",
-    _gradient,
+    like_argument(0),
 )
