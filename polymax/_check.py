@@ -47,8 +47,7 @@ def masked(x: Tensor, mask: Tensor | None) -> Tensor:
     if mask is None:
         return x
     if not isinstance(mask, Tensor) or mask.dtype != torch.bool:
-        came = mask.dtype if isinstance(mask, Tensor) else type(mask).__name__
-        raise TypeError(f"mask must be a bool tensor (True = keep); got {came}")
+        raise TypeError(f"mask must be a bool tensor (True = keep); got {kind(mask)}")
     broadcasts(mask, x, "mask")
     return x.masked_fill(~mask, -torch.inf)
 
@@ -78,6 +77,21 @@ def integer(value: Any, name: str) -> int:
         raise TypeError(f"{name} must be an integer; got {type(value).__name__}") from None
 
 
+def whole(value: Any, name: str, least: int = 1) -> int:
+    """Return an integer that is at least `least`, 0 or 1; raise ValueError for other arguments."""
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        expected = "a positive integer" if least == 1 else f"an integer of at least {least}"
+        raise ValueError(f"{name} must be {expected}; got {value!r}")
+    return value
+
+
+def reduction(value: Any) -> str:
+    """Return the reduction of a loss over instances; raise ValueError if its name is unknown."""
+    if value not in ("mean", "sum", "none"):
+        raise ValueError(f"reduction must be 'mean', 'sum' or 'none'; got {value!r}")
+    return value
+
+
 def function(value: Any, name: str) -> None:
     """Refuse what cannot be called."""
     if not callable(value):
@@ -87,3 +101,13 @@ def function(value: Any, name: str) -> None:
 def defined(value: Any) -> Any:
     """Return True for numbers, and False for NaN."""
     return value == value
+
+
+def kind(x: Any) -> str:
+    """Return the dtype of a tensor, or the name of another argument's class, for an error message."""
+    return str(x.dtype) if isinstance(x, Tensor) else type(x).__name__
+
+
+def shape(x: Any) -> str:
+    """Return the shape of a tensor, or the name of another argument's class, for an error message."""
+    return str(tuple(x.shape)) if isinstance(x, Tensor) else type(x).__name__

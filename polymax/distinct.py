@@ -16,21 +16,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from polymax import _check
 from polymax.backend.cpu_arrays import memory
 from polymax.graphs.graph import Graph
 
 # annotations of generators are strings: np.random is loaded when it is first used, and not by `import polymax`
 
 
-def checked_count(k: Any) -> None:
-    """Raise ValueError unless k, a number of structures, is a positive integer."""
-    if isinstance(k, bool) or not isinstance(k, int) or k < 1:
-        raise ValueError(f"k must be a positive integer; got {k!r}")
-
-
 def from_list(probs: Tensor, k: int, generator: torch.Generator | None) -> Tensor:
     """Places (*batch, k) of distinct draws by probs (*batch, count); -1 after the last one of positive probability."""
-    checked_count(k)
+    _check.whole(k, "k")
     rows = probs.detach().cpu().double().reshape(-1, probs.shape[-1])
     places = np.full((len(rows), k), -1)
     for row, p, random in zip(places, memory(rows), streams(len(rows), generator), strict=True):
@@ -61,7 +56,7 @@ def from_walk(
 
     Shapes: p (B, edges), the weights of the choices at each node; roots (B,)
     """
-    checked_count(k)
+    _check.whole(k, "k")
     first, tails, part = (memory(t.cpu()) for t in graph.arrays)
     weights = memory(p.cpu().double())
     y, there = np.zeros((len(weights), k, graph.parts + 1)), np.zeros((len(weights), k), bool)

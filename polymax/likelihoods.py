@@ -46,8 +46,7 @@ def ctc_loss(
         >>> ctc_loss(torch.full((2, 1, 2), 0.5).log(), torch.tensor([[1]]), [2], [1], reduction="sum")
         tensor(0.2877)
     """
-    if reduction not in ("mean", "sum", "none"):
-        raise ValueError(f"reduction must be 'mean', 'sum' or 'none'; got {reduction!r}")
+    _check.reduction(reduction)
     x, rows, counts, frames = _ctc(log_probs, targets, input_lengths, target_lengths, blank)
     losses = -lattice(x, rows, counts, frames, blank).problem().value(SHANNON)
     if zero_infinity:
@@ -175,8 +174,7 @@ def _lengths(lengths: Lengths, batch: int, size: int, device: torch.device, name
 def _rows(targets: Tensor, lengths: Lengths, batch: int, device: torch.device, single: bool) -> tuple[Tensor, Tensor]:
     """Targets, also those given one after the other, as rows (N, S), and their lengths."""
     if not isinstance(targets, Tensor) or targets.is_floating_point():
-        came = targets.dtype if isinstance(targets, Tensor) else type(targets).__name__
-        raise TypeError(f"targets must be a tensor of integers; got {came}")
+        raise TypeError(f"targets must be a tensor of integers; got {_check.kind(targets)}")
     targets = targets.to(device=device, dtype=torch.long)
     if single and targets.dim() == 1:
         targets = targets.unsqueeze(0)

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from polymax import _check
 from polymax.backend.function import standard_gamma
 
 EULER = 0.5772156649015329
@@ -116,8 +117,7 @@ class SumOfGamma(Noise):
     def __post_init__(self) -> None:
         for name in ("k", "terms"):
             value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-                raise ValueError(f"{name} must be a positive integer; got {value!r}")
+            _check.whole(value, name)
 
     def _draw(self, size: tuple[int, ...], device: torch.device, generator: torch.Generator | None) -> Tensor:
         shape = torch.full(size, 1 / self.k, dtype=torch.float64, device=device)

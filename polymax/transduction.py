@@ -47,7 +47,7 @@ def rnnt_loss(
 
     See: Graves 2012, Sequence transduction with recurrent neural networks.
     """
-    check_reduction(reduction)
+    _check.reduction(reduction)
     _check.floating(logits, "logits")
     if logits.dim() == 2:
         sizes = _packed_sizes(logits, targets, logit_lengths, target_lengths, blank)
@@ -92,7 +92,7 @@ def additive_rnnt_loss(
 
     See: Kuang et al. 2022, Pruned RNN-T for fast, memory-efficient ASR training, section 2.2.
     """
-    check_reduction(reduction)
+    _check.reduction(reduction)
     sizes = sizes_of_terms(encoder, predictor, None, targets, logit_lengths, target_lengths, blank, "V")
     terms = encoder, predictor, sizes.ahead, sizes.frames, sizes.counts + 1
     ends, labels, _ = apply_function(_AdditiveLogProbabilities, *terms, sizes.blank)
@@ -291,15 +291,9 @@ def reduced(ends: Tensor, labels: Tensor, sizes: Sizes, reduction: str, dtype: t
     return losses.mean() if reduction == "mean" else losses.sum()
 
 
-def check_reduction(reduction: str) -> None:
-    if reduction not in ("mean", "sum", "none"):
-        raise ValueError(f"reduction must be 'mean', 'sum' or 'none'; got {reduction!r}")
-
-
 def _check_integers(targets: Tensor) -> None:
     if not isinstance(targets, Tensor) or targets.is_floating_point():
-        came = targets.dtype if isinstance(targets, Tensor) else type(targets).__name__
-        raise TypeError(f"targets must be a tensor of integers; got {came}")
+        raise TypeError(f"targets must be a tensor of integers; got {_check.kind(targets)}")
 
 
 def _lengths(lengths: Lengths, batch: int, size: int, device: torch.device, name: str) -> Tensor:

@@ -10,7 +10,7 @@ from torch.utils.checkpoint import checkpoint
 from polymax import _check
 from polymax.backend.dispatch import plain
 from polymax.backend.function import functional, recording
-from polymax.transduction import Lengths, Sizes, check_reduction, chosen, reduced, sizes_of_terms
+from polymax.transduction import Lengths, Sizes, chosen, reduced, sizes_of_terms
 
 # entries (cell, class) of a block: a SHARE of all entries, between LEAST and MOST
 LEAST, MOST, SHARE = 1 << 20, 1 << 27, 1 / 48
@@ -48,14 +48,15 @@ def joint_rnnt_loss(
     See: Graves 2012, Sequence transduction with recurrent neural networks; Chen et al. 2016, Training deep nets with
     sublinear memory cost.
     """
-    check_reduction(reduction)
+    _check.reduction(reduction)
     _check.function(activation, "activation")
     _check.floating(weight, "weight")
     if weight.dim() != 2:
         raise ValueError(f"weight must be (V, H); got {tuple(weight.shape)}")
     if bias is not None and (not isinstance(bias, Tensor) or bias.shape != weight.shape[:1]):
-        came = tuple(bias.shape) if isinstance(bias, Tensor) else type(bias).__name__
-        raise ValueError(f"bias must be ({weight.shape[0]},), a number for each class of the weight; got {came}")
+        raise ValueError(
+            f"bias must be ({weight.shape[0]},), a number for each class of the weight; got {_check.shape(bias)}"
+        )
     sizes = sizes_of_terms(encoder, predictor, weight.shape[0], targets, logit_lengths, target_lengths, blank, "H")
     if encoder.shape[2] != weight.shape[1]:
         raise ValueError(f"encoder must be (N, T, {weight.shape[1]}), as the weight has it; got {tuple(encoder.shape)}")

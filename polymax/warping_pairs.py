@@ -49,8 +49,7 @@ def pairwise(
         tensor([[-0.5514, 13.0000],
                 [13.0000,  0.0000]])
     """
-    if isinstance(max_cells, bool) or not isinstance(max_cells, int) or max_cells < 1:
-        raise ValueError(f"max_cells must be a positive integer; got {max_cells!r}")
+    _check.whole(max_cells, "max_cells")
     for_x, for_y = lengths or (None, None)
     (x, n), (y, m) = (_collection(t, of, name) for t, of, name in ((x, for_x, "x"), (y, for_y, "y")))
     if x.shape[-1] != y.shape[-1]:

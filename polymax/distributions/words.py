@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from polymax import _check
+
 if TYPE_CHECKING:
     from polymax.distributions.stored_words import StoredWords
 
@@ -54,8 +56,7 @@ class WordDistribution:
 
     def topk(self, k: int) -> tuple[Tensor, Tensor]:
         """The k likeliest words and their probabilities, (*batch, k): -1 and 0 where fewer are possible."""
-        if not isinstance(k, int) or k < 1:
-            raise ValueError(f"k must be a positive integer; got {k!r}")
+        _check.whole(k, "k")
         missing = max(k - self.ids.shape[-1], 0)
         ids = torch.nn.functional.pad(self.ids, (0, missing), value=-1)
         return ids[..., :k], torch.nn.functional.pad(self.probs, (0, missing))[..., :k]

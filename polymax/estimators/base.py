@@ -100,12 +100,6 @@ def checked_noise(noise: Noise, gamma: float | Tensor) -> None:
     positive(gamma, "gamma")
 
 
-def checked_samples(samples: int) -> None:
-    """Raise ValueError unless the number of samples is a positive integer."""
-    if isinstance(samples, bool) or not isinstance(samples, int) or samples < 1:
-        raise ValueError(f"samples must be a positive integer; got {samples!r}")
-
-
 def perturbed_scores(
     structure: Structure,
     noise: Noise,

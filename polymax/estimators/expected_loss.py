@@ -13,6 +13,7 @@ from collections.abc import Callable
 
 from torch import Tensor
 
+from polymax import _check
 from polymax.structures.base import Parts
 
 LossFn = Callable[[Parts, Tensor], Tensor]
@@ -22,8 +23,7 @@ def losses_of(loss_fn: LossFn, y: Parts, at: Tensor) -> Tensor:
     """The losses (count,) of structures (count, ...), one for each."""
     losses = loss_fn(y, at)
     if not isinstance(losses, Tensor) or not losses.is_floating_point():
-        came = losses.dtype if isinstance(losses, Tensor) else type(losses).__name__
-        raise TypeError(f"loss_fn must return a floating-point tensor; got {came}")
+        raise TypeError(f"loss_fn must return a floating-point tensor; got {_check.kind(losses)}")
     if losses.shape != at.shape:
         raise ValueError(f"loss_fn must return ({len(at)},), a loss for each structure; got {tuple(losses.shape)}")
     return losses
@@ -37,13 +37,6 @@ def reduce_values(values: Tensor, reduction: str) -> Tensor:
         case "sum":
             return values.sum()
     return values
-
-
-def checked_reduction(reduction: str) -> str:
-    """Return the reduction, or raise ValueError unless it is "mean", "sum" or "none"."""
-    if reduction not in ("mean", "sum", "none"):
-        raise ValueError(f"reduction must be 'mean', 'sum' or 'none'; got {reduction!r}")
-    return reduction
 
 
 def value_with_gradient(value: Tensor, term: Tensor) -> Tensor:

@@ -6,8 +6,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from polymax import _check
 from polymax._parts import checked_scores, narrow
-from polymax.estimators.base import NoisyEstimator, checked_samples, perturbed_scores, with_gradient
+from polymax.estimators.base import NoisyEstimator, perturbed_scores, with_gradient
 from polymax.regularizers.entropies import positive
 from polymax.structures.base import Parts, tensors
 
@@ -36,7 +37,7 @@ class ImplicitMLE(NoisyEstimator):
     def __post_init__(self) -> None:
         super().__post_init__()
         positive(self.step, "step")
-        checked_samples(self.samples)
+        _check.whole(self.samples, "samples")
 
     def __call__(self, *scores: Tensor, generator: torch.Generator | None = None) -> Parts:
         """The best structure of scores with the first draw of noise."""

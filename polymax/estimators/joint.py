@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from polymax import _check
 from polymax.estimators.expected_loss import losses_of
 from polymax.structures.base import Parts
 
@@ -39,8 +40,7 @@ class JointLoss:
         """The losses (m,) of combinations members (m, g), places in y (count, ...), for groups (m,)."""
         values = self.each(y, at)
         if not isinstance(values, Tensor) or values.shape[:1] != at.shape:
-            came = tuple(values.shape) if isinstance(values, Tensor) else type(values).__name__
-            raise ValueError(f"each must return ({len(at)}, ...), values of each structure; got {came}")
+            raise ValueError(f"each must return ({len(at)}, ...), values of each structure; got {_check.shape(values)}")
         # the backward of indexing adds up gradients in a fixed order on every device
         return losses_of(self.loss, values[members], groups)
 

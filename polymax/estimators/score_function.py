@@ -6,10 +6,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from polymax import _check
 from polymax._parts import checked_scores, map_parts, narrow
 from polymax.backend.widen import wide
 from polymax.estimators.baselines import Baseline, Situation
-from polymax.estimators.expected_loss import LossFn, checked_reduction, losses_of, reduce_values, value_with_gradient
+from polymax.estimators.expected_loss import LossFn, losses_of, reduce_values, value_with_gradient
 from polymax.estimators.joint import JointLoss, together
 from polymax.estimators.policies import Policy, policy_of
 from polymax.regularizers import Regularizer
@@ -73,12 +74,11 @@ class ScoreFunction(nn.Module):
         super().__init__()
         if baseline is not None and not isinstance(baseline, Baseline):
             raise TypeError(f"baseline must be a Baseline or None; got {type(baseline).__name__}")
-        if isinstance(samples, bool) or not isinstance(samples, int) or samples < 1:
-            raise ValueError(f"samples must be a positive integer; got {samples!r}")
+        _check.whole(samples, "samples")
         self.policy = policy_of(structure)
         self.baseline = baseline
         self.samples = samples
-        self.reduction = checked_reduction(reduction)
+        self.reduction = _check.reduction(reduction)
 
     def forward(
         self,

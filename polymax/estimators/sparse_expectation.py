@@ -6,9 +6,10 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
+from polymax import _check
 from polymax._parts import checked_scores, map_parts, narrow
 from polymax.backend.widen import wide
-from polymax.estimators.expected_loss import LossFn, checked_reduction, losses_of, reduce_values
+from polymax.estimators.expected_loss import LossFn, losses_of, reduce_values
 from polymax.estimators.joint import JointLoss, combinations, refuse_single
 from polymax.estimators.policies import check_distribution, smoothing_of
 from polymax.regularizers import Regularizer
@@ -44,7 +45,7 @@ class SparseExpectation:
     reduction: str = "mean"
 
     def __post_init__(self) -> None:
-        checked_reduction(self.reduction)
+        _check.reduction(self.reduction)
         check_distribution(self.smooth)
 
     @property

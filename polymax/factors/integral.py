@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from polymax import _check
 from polymax._parts import checked_scores, tensors
 from polymax.factors.factor import Factor
 from polymax.factors.graph import FactorGraph, GraphParts
@@ -39,8 +40,7 @@ def solve_integral(graph: FactorGraph, *scores: Tensor, max_nodes: int = 1000) -
 
     See: Land and Doig 1960, An automatic method of solving discrete programming problems.
     """
-    if isinstance(max_nodes, bool) or not isinstance(max_nodes, int) or max_nodes < 1:
-        raise ValueError(f"max_nodes must be a positive integer; got {max_nodes!r}")
+    _check.whole(max_nodes, "max_nodes")
     with torch.no_grad():
         full = graph.full(*checked_scores(scores))
         batch = full[0].shape[:-1]

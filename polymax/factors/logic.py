@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from polymax import _check
 from polymax.factors.factor import Factor, Logic, Pair, numbers
 from polymax.factors.table import Table
 
@@ -36,13 +37,13 @@ def at_least_one(at: Numbers, negated: Flags = None) -> Logic:
 
 def budget(at: Numbers, k: int, negated: Flags = None) -> Logic:
     """At most k of the variables are on."""
-    _whole(k)
+    _check.whole(k, "k", least=0)
     return _counted(f"budget of {k}", at, negated, "<=", k)
 
 
 def at_least(at: Numbers, k: int, negated: Flags = None) -> Logic:
     """At least k of the variables are on."""
-    _whole(k)
+    _check.whole(k, "k", least=0)
     found = _counted(f"at_least {k}", at, negated, ">=", k)
     if k > found.at.shape[-1]:
         raise ValueError(f"at_least: k must be at most the number of variables, {found.at.shape[-1]}; got {k}")
@@ -224,8 +225,3 @@ def _distinct(name: str, at: Tensor) -> None:
     twice = (ordered[..., 1:] == ordered[..., :-1]) & (ordered[..., 1:] >= 0)
     if bool(twice.any()):
         raise ValueError(f"{name}: at must name a variable once; {int(ordered[..., 1:][twice][0])} comes twice")
-
-
-def _whole(k: Any) -> None:
-    if isinstance(k, bool) or not isinstance(k, int) or k < 0:
-        raise ValueError(f"k must be an integer of at least 0; got {k!r}")

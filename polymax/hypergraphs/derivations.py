@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from polymax import _check
 from polymax._parts import Parts
 from polymax.backend.cpu_arrays import memory
 from polymax.backend.dispatch import declare_function
@@ -51,8 +52,7 @@ class Derivations:
 
         Shapes: weights (B, edges), those of hyperedges
         """
-        if isinstance(k, bool) or not isinstance(k, int) or k < 1:
-            raise ValueError(f"k must be a positive integer; got {k!r}")
+        _check.whole(k, "k")
         values, y = hypergraph_kbest(weights, *self.graph.arrays, self.roots, k, self.graph.parts)
         return self.shaped(y.movedim(1, 0).to(self.scores.dtype)), values.reshape(*self.batch, k)
 

@@ -3,6 +3,7 @@
 import torch
 from torch import Tensor, nn
 
+from polymax import _check
 from polymax.mappings import entmax
 
 
@@ -27,8 +28,7 @@ class AdaptiveEntmax(nn.Module):
     """
 
     def __init__(self, num_heads: int) -> None:
-        if isinstance(num_heads, bool) or not isinstance(num_heads, int) or num_heads < 1:
-            raise ValueError(f"num_heads must be a positive integer; got {num_heads!r}")
+        _check.whole(num_heads, "num_heads")
         super().__init__()
         self.logits = nn.Parameter(torch.zeros(num_heads))
 

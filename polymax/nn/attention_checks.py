@@ -98,8 +98,9 @@ def score_batch(query: Tensor, key: Tensor, enable_gqa: bool) -> torch.Size:
 
 def check_mask(attn_mask: Tensor, scores: torch.Size) -> None:
     if not isinstance(attn_mask, Tensor) or attn_mask.dtype not in (torch.bool, *_check.FLOATS):
-        came = attn_mask.dtype if isinstance(attn_mask, Tensor) else type(attn_mask).__name__
-        raise TypeError(f"attn_mask must be a bool tensor (True = keep) or a float tensor; got {came}")
+        raise TypeError(
+            f"attn_mask must be a bool tensor (True = keep) or a float tensor; got {_check.kind(attn_mask)}"
+        )
     if not _check.broadcastable(attn_mask.shape, scores):
         raise ValueError(f"attn_mask must broadcast to the scores {tuple(scores)}; got {tuple(attn_mask.shape)}")
 

@@ -217,5 +217,4 @@ def _block_mask(attn_mask: Tensor | None, pattern: Pattern, rows: slice, weights
 def _check_sizes(shape: torch.Size, expected: str, tile: int) -> None:
     if len(shape) < 2 or 0 in shape:
         raise ValueError(f"{expected}; got {tuple(shape)}")
-    if isinstance(tile, bool) or not isinstance(tile, int) or tile < 1:
-        raise ValueError(f"tile must be a positive integer; got {tile!r}")
+    _check.whole(tile, "tile")

@@ -5,12 +5,12 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
+from polymax import _check
 from polymax.backend.widen import wide
 from polymax.estimators.straight_through import StraightThrough
 from polymax.nn.choice import Policy, checked_policy, choose, log_probs
 from polymax.nn.spinn import SPINN, checked_sentences
 from polymax.nn.thin_stack import ThinStack
-from polymax.nn.tree_lstm import positive
 from polymax.smoothing import Marginals
 from polymax.structures.simplex import Simplex
 
@@ -59,7 +59,7 @@ class BeamSPINN(nn.Module):
     ) -> None:
         super().__init__()
         self.spinn = spinn
-        self.beam = positive(beam, "beam")
+        self.beam = _check.whole(beam, "beam")
         self.policy = checked_policy(policy)
 
     def forward(self, tokens: Tensor, lengths: Tensor | None = None, generator: torch.Generator | None = None) -> Beam:

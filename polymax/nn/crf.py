@@ -220,8 +220,9 @@ class CRF(nn.Module):
             raise ValueError(f"emissions must be {order}, {self.num_tags}); got {tuple(emissions.shape)}")
         kept = emissions.new_ones(emissions.shape[:2], dtype=torch.bool) if mask is None else mask
         if not isinstance(kept, Tensor) or kept.is_floating_point():
-            came = kept.dtype if isinstance(kept, Tensor) else type(kept).__name__
-            raise TypeError(f"mask must be a bool tensor (True = token), or integers 0 and 1; got {came}: use .bool()")
+            raise TypeError(
+                f"mask must be a bool tensor (True = token), or integers 0 and 1; got {_check.kind(kept)}: use .bool()"
+            )
         if kept.dtype != torch.bool and _check.readable(kept) and bool(((kept != 0) & (kept != 1)).any()):
             raise ValueError(
                 f"mask of integers must be 0 or 1 (1 = token); got {int(kept[(kept != 0) & (kept != 1)][0])}"

@@ -3,7 +3,8 @@
 import torch
 from torch import Tensor, nn
 
-from polymax.nn.tree_lstm import kept_tokens, positive
+from polymax import _check
+from polymax.nn.tree_lstm import kept_tokens
 
 
 class GraphConvolution(nn.Module):
@@ -26,7 +27,9 @@ class GraphConvolution(nn.Module):
 
     def __init__(self, input_dim: int, hidden_dim: int, layers: int = 1) -> None:
         super().__init__()
-        sizes = [positive(input_dim, "input_dim")] + [positive(hidden_dim, "hidden_dim")] * positive(layers, "layers")
+        sizes = [_check.whole(input_dim, "input_dim")] + [_check.whole(hidden_dim, "hidden_dim")] * _check.whole(
+            layers, "layers"
+        )
         # W, V and U in one matrix
         self.layers = nn.ModuleList(nn.Linear(a, 3 * b) for a, b in zip(sizes[:-1], sizes[1:], strict=True))
         self.roots = nn.ParameterList(torch.randn(hidden_dim) / hidden_dim**0.5 for _ in range(layers))

@@ -5,13 +5,14 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
+from polymax import _check
 from polymax.backend.widen import wide
 from polymax.estimators.base import Estimator
 from polymax.estimators.perturb_and_map import PerturbAndMap
 from polymax.nn.choice import Policy, checked_policy, choose, chosen_log_prob, entropy, log_probs, temperature
 from polymax.nn.shift_reduce import transitions_of_merges
 from polymax.nn.spinn import checked_sentences
-from polymax.nn.tree_lstm import TreeLSTMCell, positive
+from polymax.nn.tree_lstm import TreeLSTMCell
 from polymax.smoothing import HardMax, Marginals
 from polymax.structures.simplex import Simplex
 
@@ -57,7 +58,7 @@ class GumbelTreeLSTM(nn.Module):
 
     def __init__(self, input_dim: int, hidden_dim: int, gamma: float = 1.0) -> None:
         super().__init__()
-        self.leaf = nn.Linear(positive(input_dim, "input_dim"), 2 * positive(hidden_dim, "hidden_dim"))
+        self.leaf = nn.Linear(_check.whole(input_dim, "input_dim"), 2 * _check.whole(hidden_dim, "hidden_dim"))
         self.cell = TreeLSTMCell(hidden_dim)
         self.query = nn.Parameter(torch.randn(hidden_dim) / hidden_dim**0.5)
         self.drawing = PerturbAndMap(Simplex(), through=Marginals(Simplex(), gamma=gamma))

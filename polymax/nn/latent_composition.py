@@ -5,8 +5,9 @@ from abc import ABC, abstractmethod
 import torch
 from torch import Tensor, nn
 
+from polymax import _check
 from polymax.nn.graph_convolution import GraphConvolution
-from polymax.nn.tree_lstm import ChildSumTreeLSTM, positive
+from polymax.nn.tree_lstm import ChildSumTreeLSTM
 from polymax.structures.compact.heads import decode_heads
 
 
@@ -44,7 +45,7 @@ class TreeLSTMComposition(Composition):
     def __init__(self, size: int, hidden: int, layers: int = 1) -> None:
         super().__init__()
         self.lstm = ChildSumTreeLSTM(size, hidden)
-        self.layers = positive(layers, "layers")
+        self.layers = _check.whole(layers, "layers")
 
     def along(self, tokens: Tensor, lengths: Tensor, y: Tensor) -> Tensor:
         return self.lstm.along(tokens, y)

@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from polymax import _check
 from polymax.estimators import Estimator, JointLoss, NoisyEstimator, Relaxed, ScoreFunction, SparseExpectation
 from polymax.estimators.expected_loss import losses_of
 from polymax.estimators.policies import Drawn
@@ -13,7 +14,6 @@ from polymax.nn.latent_composition import Composition, GraphComposition, TreeLST
 from polymax.nn.latent_methods import Given, Method, Trees, method_for_batch, method_of, soft, trees_of
 from polymax.nn.scorers import ArcScorer
 from polymax.nn.spinn import checked_sentences
-from polymax.nn.tree_lstm import positive
 from polymax.smoothing import HardMax
 
 COMPOSITIONS: dict[str, Callable[[int, int, int], Composition]] = {
@@ -215,6 +215,6 @@ class LatentDependency(nn.Module):
 
 def _groups(count: int, group: int) -> int:
     """The number of groups of this size among `count` sentences."""
-    if positive(group, "group") and count % group:
+    if _check.whole(group, "group") and count % group:
         raise ValueError(f"group must divide the number of sentences, {count}; got {group}")
     return count // group

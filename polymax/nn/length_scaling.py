@@ -48,8 +48,7 @@ class LengthScaling(nn.Module):
         beta: float = 0.1,
         gamma: float = 1.0,
     ) -> None:
-        if isinstance(num_heads, bool) or not isinstance(num_heads, int) or num_heads < 1:
-            raise ValueError(f"num_heads must be a positive integer; got {num_heads!r}")
+        _check.whole(num_heads, "num_heads")
         super().__init__()
         self.mapping: Any = checked_mapping(mapping)
         if isinstance(self.mapping, LengthScaling):

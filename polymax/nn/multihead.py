@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import dropout, linear, pad
 
+from polymax import _check
 from polymax.mappings import softmax
 from polymax.nn.attention import attention_weights, scaled_dot_product_attention
 from polymax.nn.attention_mapping import Mapping, check_heads, checked_mapping
@@ -198,8 +199,7 @@ class MultiheadAttention(nn.MultiheadAttention):
 
 def _additive(mask: Tensor, q: Tensor, name: str, shape: tuple[int, ...]) -> Tensor:
     if not isinstance(mask, Tensor) or (mask.dtype != torch.bool and not mask.is_floating_point()):
-        came = mask.dtype if isinstance(mask, Tensor) else type(mask).__name__
-        raise TypeError(f"{name} must be a bool tensor (True = not allowed) or a float tensor; got {came}")
+        raise TypeError(f"{name} must be a bool tensor (True = not allowed) or a float tensor; got {_check.kind(mask)}")
     if mask.shape != shape:
         raise ValueError(f"{name} must be {shape}; got {tuple(mask.shape)}")
     return q.new_zeros(shape).masked_fill(mask, -torch.inf) if mask.dtype == torch.bool else mask

@@ -278,8 +278,7 @@ def _check_slopes(slopes: Any, sequences: int, heads: int) -> None:
 
 def _check_mask(mask: Any, sequences: int, heads: int, longest_q: int, longest_k: int) -> None:
     if not isinstance(mask, Tensor) or mask.dtype not in (torch.bool, *_check.FLOATS):
-        came = mask.dtype if isinstance(mask, Tensor) else type(mask).__name__
-        raise TypeError(f"attn_mask must be a bool tensor (True = keep) or a float tensor; got {came}")
+        raise TypeError(f"attn_mask must be a bool tensor (True = keep) or a float tensor; got {_check.kind(mask)}")
     shape = (sequences, heads, longest_q, longest_k)
     if mask.dim() != 4 or any(m not in (1, n) for m, n in zip(mask.shape, shape, strict=True)):
         raise ValueError(f"attn_mask must broadcast to {shape} and have 4 dims; got {tuple(mask.shape)}")

@@ -7,6 +7,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from polymax import _check
 from polymax.backend.widen import wide
 from polymax.mappings import softmax
 from polymax.nn.attention import Mapping, scaled_dot_product_attention
@@ -163,8 +164,7 @@ def _check_parts(query: Tensor, key: Tensor, value: Tensor) -> None:
     """Refuse tensors without a dimension of tokens, and unequal numbers of keys and values."""
     for name, t in (("query", query), ("key", key), ("value", value)):
         if not isinstance(t, Tensor) or t.dim() < 2:
-            came = tuple(t.shape) if isinstance(t, Tensor) else type(t).__name__
-            raise ValueError(f"{name} must be (*batch, tokens of this process, dim); got {came}")
+            raise ValueError(f"{name} must be (*batch, tokens of this process, dim); got {_check.shape(t)}")
     if key.shape[-2] != value.shape[-2]:
         raise ValueError(f"key and value must have as many tokens; got {key.shape[-2]} and {value.shape[-2]}")
 

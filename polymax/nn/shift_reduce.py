@@ -28,8 +28,9 @@ def check_transitions(transitions: Tensor, lengths: Tensor | None = None) -> Ten
         ValueError: transitions are not a tree: step 1 of instance (1,) reduces a stack of 1
     """
     if not isinstance(transitions, Tensor) or transitions.is_floating_point() or transitions.dtype == torch.bool:
-        came = transitions.dtype if isinstance(transitions, Tensor) else type(transitions).__name__
-        raise TypeError(f"transitions must be a tensor of integers, 0 to shift, 1 to reduce; got {came}")
+        raise TypeError(
+            f"transitions must be a tensor of integers, 0 to shift, 1 to reduce; got {_check.kind(transitions)}"
+        )
     if transitions.dim() < 1:
         raise ValueError("transitions must be (*batch, T); got ()")
     steps = transitions.long()

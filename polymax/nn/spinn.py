@@ -9,7 +9,7 @@ from polymax import _check
 from polymax.nn.choice import Policy, checked_policy, choose, chosen_log_prob, entropy, log_probs, temperature
 from polymax.nn.shift_reduce import check_transitions
 from polymax.nn.thin_stack import ThinStack
-from polymax.nn.tree_lstm import TreeLSTMCell, positive
+from polymax.nn.tree_lstm import TreeLSTMCell
 from polymax.smoothing import HardMax
 from polymax.structures.base import checked_lengths
 from polymax.structures.simplex import Simplex
@@ -44,8 +44,8 @@ class Reader(nn.Module):
 
     def __init__(self, input_dim: int, hidden_dim: int, tracker_dim: int) -> None:
         super().__init__()
-        self.leaf = nn.Linear(positive(input_dim, "input_dim"), 2 * positive(hidden_dim, "hidden_dim"))
-        self.tracker = nn.LSTMCell(3 * hidden_dim, positive(tracker_dim, "tracker_dim"))
+        self.leaf = nn.Linear(_check.whole(input_dim, "input_dim"), 2 * _check.whole(hidden_dim, "hidden_dim"))
+        self.tracker = nn.LSTMCell(3 * hidden_dim, _check.whole(tracker_dim, "tracker_dim"))
         self.action = nn.Linear(tracker_dim, 2)
         self.cell = TreeLSTMCell(hidden_dim, tracker_dim)
 

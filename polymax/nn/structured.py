@@ -133,8 +133,7 @@ def _name_of(smooth: Smoothing) -> str:
 def _lengths(mask: Tensor, shape: tuple[int, ...], name: str) -> Tensor:
     """The number of tokens, (*batch,), of a mask that broadcasts to (*batch, n)."""
     if not isinstance(mask, Tensor) or mask.dtype != torch.bool:
-        came = mask.dtype if isinstance(mask, Tensor) else type(mask).__name__
-        raise TypeError(f"{name} must be a bool tensor (True = token); got {came}")
+        raise TypeError(f"{name} must be a bool tensor (True = token); got {_check.kind(mask)}")
     if mask.dim() > len(shape) or any(have not in (1, want) for have, want in zip(mask.shape[::-1], shape[::-1])):
         raise ValueError(f"{name} must broadcast to {tuple(shape)}; got {tuple(mask.shape)}")
     if _check.readable(mask) and bool((mask[..., 1:] & ~mask[..., :-1]).any()):

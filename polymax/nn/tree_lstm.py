@@ -39,7 +39,7 @@ class TreeLSTMCell(nn.Module):
 
     def __init__(self, hidden_dim: int, context_dim: int = 0) -> None:
         super().__init__()
-        self.hidden_dim = positive(hidden_dim, "hidden_dim")
+        self.hidden_dim = _check.whole(hidden_dim, "hidden_dim")
         self.gates = nn.Linear(2 * hidden_dim + context_dim, 5 * hidden_dim)
         with torch.no_grad():
             self.gates.bias.zero_()
@@ -79,7 +79,7 @@ class BinaryTreeLSTM(nn.Module):
 
     def __init__(self, input_dim: int, hidden_dim: int) -> None:
         super().__init__()
-        self.leaf = nn.Linear(positive(input_dim, "input_dim"), 2 * positive(hidden_dim, "hidden_dim"))
+        self.leaf = nn.Linear(_check.whole(input_dim, "input_dim"), 2 * _check.whole(hidden_dim, "hidden_dim"))
         self.cell = TreeLSTMCell(hidden_dim)
 
     def forward(
@@ -131,8 +131,8 @@ class ChildSumTreeLSTM(nn.Module):
 
     def __init__(self, input_dim: int, hidden_dim: int) -> None:
         super().__init__()
-        self.hidden_dim = positive(hidden_dim, "hidden_dim")
-        self.input = nn.Linear(positive(input_dim, "input_dim"), 4 * hidden_dim)
+        self.hidden_dim = _check.whole(hidden_dim, "hidden_dim")
+        self.input = nn.Linear(_check.whole(input_dim, "input_dim"), 4 * hidden_dim)
         self.gates = nn.Linear(hidden_dim, 3 * hidden_dim, bias=False)
         self.forget = nn.Linear(hidden_dim, hidden_dim, bias=False)
         with torch.no_grad():
@@ -210,7 +210,7 @@ class ChildSumTreeLSTM(nn.Module):
 
         Shapes: tokens (*batch, n, input_dim); mu (*batch, n + 1, n + 1), [head, modifier], 0 the root symbol
         """
-        positive(rounds, "rounds")
+        _check.whole(rounds, "rounds")
         d = self.hidden_dim
         gates, forget = self.input(kept_tokens(tokens, mu, lengths)).split([3 * d, d], -1)
         mu = mu[..., 1:]
@@ -280,10 +280,3 @@ def _instances_of_trees(trees: Tensor, tokens: Tensor, at: Tensor | None) -> Ten
     if at is not None and _check.readable(at) and at.numel() and not 0 <= int(at.min()) <= int(at.max()) < len(tokens):
         raise ValueError(f"at must be in [0, {len(tokens)}); got values in [{at.min()}, {at.max()}]")
     return at
-
-
-def positive(value: int, name: str) -> int:
-    """Return the value, or raise ValueError unless it is a positive integer."""
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise ValueError(f"{name} must be a positive integer; got {value!r}")
-    return value

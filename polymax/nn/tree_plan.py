@@ -157,8 +157,7 @@ def _instances(at: Tensor | None, count: int) -> Tensor:
     if at is None:
         return torch.arange(count, device="cpu")
     if not isinstance(at, Tensor) or at.is_floating_point() or at.shape != (count,):
-        came = tuple(at.shape) if isinstance(at, Tensor) else type(at).__name__
-        raise ValueError(f"at must be integers ({count},), the instance of each tree; got {came}")
+        raise ValueError(f"at must be integers ({count},), the instance of each tree; got {_check.shape(at)}")
     return at.cpu().long()
 
 

@@ -8,6 +8,7 @@ from torch import Tensor
 from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
+from polymax import _check
 from polymax._parts import checked_scores, narrow, tensors
 from polymax.backend.function import apply_function
 from polymax.hypergraphs.entropy import UnknownOmega
@@ -48,8 +49,7 @@ class Perturbed(Smoothing):
             raise TypeError(f"structure must be a Structure; got {type(self.structure).__name__}")
         if not isinstance(self.noise, SmoothNoise):
             raise TypeError(f"noise must have a slope, as Gumbel() and Normal() do; got {type(self.noise).__name__}")
-        if isinstance(self.samples, bool) or not isinstance(self.samples, int) or self.samples < 1:
-            raise ValueError(f"samples must be a positive integer; got {self.samples!r}")
+        _check.whole(self.samples, "samples")
         if not isinstance(self.control_variate, bool):
             raise TypeError(f"control_variate must be a bool; got {type(self.control_variate).__name__}")
         positive(self.gamma, "gamma")

@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from polymax import _check
 from polymax._parts import checked_scores
 from polymax.hypergraphs.entropy import UnknownOmega
 from polymax.regularizers import Gini
@@ -41,8 +42,7 @@ class TopKSparsemax(Smoothing):
     def __post_init__(self) -> None:
         if not isinstance(self.structure, Sampled):
             raise TypeError(f"{type(self.structure).__name__} cannot list its k best structures")
-        if isinstance(self.k, bool) or not isinstance(self.k, int) or self.k < 1:
-            raise ValueError(f"k must be a positive integer; got {self.k!r}")
+        _check.whole(self.k, "k")
         positive(self.gamma, "gamma")
 
     def max(self, *scores: Tensor) -> Tensor:

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 from torch.distributions import Distribution
 
+from polymax import _check
 from polymax._parts import Parts, map_parts, narrow, tensors
 from polymax.distinct import from_list, structures_at
 from polymax.kernels.active_set.problem import UsedParts
@@ -124,8 +125,7 @@ class Finite(Distribution):
 
     def topk(self, k: int) -> tuple[Parts, Tensor]:
         """The k most probable structures (*batch, k, ...) and their probabilities; zeros if there are fewer than k."""
-        if isinstance(k, bool) or not isinstance(k, int) or k < 1:
-            raise ValueError(f"k must be a positive integer; got {k!r}")
+        _check.whole(k, "k")
         dim = len(self.batch_shape)
 
         def first(t: Tensor) -> Tensor:

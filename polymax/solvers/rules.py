@@ -14,6 +14,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from polymax import _check
 from polymax.backend.function import recording
 from polymax.solvers import loops
 from polymax.solvers.reduced import reduce_scores
@@ -48,8 +49,7 @@ class Solver:
     tol: float = 1e-9
 
     def __post_init__(self) -> None:
-        if not isinstance(self.max_iter, int) or self.max_iter < 1:
-            raise ValueError(f"max_iter must be a positive integer; got {self.max_iter!r}")
+        _check.whole(self.max_iter, "max_iter")
         if not self.tol >= 0:
             raise ValueError(f"tol must not be negative; got {self.tol!r}")
 

@@ -314,8 +314,7 @@ def checked_lengths(lengths: Tensor | None, batch: torch.Size, size: int, device
     if lengths is None:
         return full_lengths(math.prod(batch), size, device)
     if not isinstance(lengths, Tensor) or lengths.is_floating_point() or lengths.dtype == torch.bool:
-        came = lengths.dtype if isinstance(lengths, Tensor) else type(lengths).__name__
-        raise TypeError(f"{name} must be a tensor of integers; got {came}")
+        raise TypeError(f"{name} must be a tensor of integers; got {_check.kind(lengths)}")
     if lengths.shape != batch:
         raise ValueError(f"{name} must be {tuple(batch)}, the batch of the scores; got {tuple(lengths.shape)}")
     if _check.readable(lengths) and lengths.numel() and not bool(((lengths >= 0) & (lengths <= size)).all()):

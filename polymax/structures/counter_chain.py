@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from polymax import _check
 from polymax.graphs.graph import Builder, Family, Graph
 from polymax.hypergraphs import Derivations
 from polymax.kernels.active_set.problem import Search
@@ -28,6 +29,10 @@ class CounterChain(TagSequences):
     k: int
     state: int
     parts_once = True
+
+    def __post_init__(self) -> None:
+        _check.whole(self.k, "k", least=0)
+        _check.whole(self.state, "state", least=0)
 
     @property
     @abstractmethod
@@ -95,9 +100,6 @@ class BudgetChain(CounterChain):
     state: int = 1
     lengths: Tensor | None = None
 
-    def __post_init__(self) -> None:
-        _check_limit(self.k, self.state)
-
     @property
     def runs(self) -> bool:
         return False
@@ -119,18 +121,9 @@ class SegmentChain(CounterChain):
     state: int = 1
     lengths: Tensor | None = None
 
-    def __post_init__(self) -> None:
-        _check_limit(self.k, self.state)
-
     @property
     def runs(self) -> bool:
         return True
-
-
-def _check_limit(k: Any, state: Any) -> None:
-    for name, value in (("k", k), ("state", state)):
-        if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-            raise ValueError(f"{name} must be an integer of at least 0; got {value!r}")
 
 
 def _node(states: int, k: int, kind: int, t: int, j: Any, c: Any) -> Any:

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from polymax import _check
 from polymax.hypergraphs import Builder, Derivations, Family, Graph
 from polymax.structures.base import checked_lengths, zeros_of
 from polymax.structures.chain import fitted_transition
@@ -53,8 +54,7 @@ class SemiMarkov(DynamicProgram):
     parts_once = True
 
     def __post_init__(self) -> None:
-        if not isinstance(self.max_width, int) or self.max_width < 1:
-            raise ValueError(f"max_width must be a positive integer; got {self.max_width!r}")
+        _check.whole(self.max_width, "max_width")
 
     def derivations(self, *scores: Tensor) -> Derivations:
         segments, transition = self.full(*scores)

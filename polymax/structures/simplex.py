@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from polymax import _check
 from polymax._parts import Parts
 from polymax.hypergraphs import Builder, Derivations, Family, Graph
 from polymax.hypergraphs.smoothed import regularizer_of
@@ -65,7 +66,7 @@ class Choice:
         return regularizer_of(alpha).max(self.x)
 
     def expectation(self, alpha: float) -> Tensor:
-        """Its gradient, (*batch, n)."""
+        """The gradient of the value, (*batch, n)."""
         return regularizer_of(alpha).argmax(self.x)
 
 
@@ -87,8 +88,7 @@ class Subset(DynamicProgram):
     parts_once = True
 
     def __post_init__(self) -> None:
-        if not isinstance(self.k, int) or self.k < 0:
-            raise ValueError(f"k must be an integer of at least 0; got {self.k!r}")
+        _check.whole(self.k, "k", least=0)
 
     def derivations(self, *scores: Tensor) -> Derivations:
         x = self._checked(scores)

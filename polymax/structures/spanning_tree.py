@@ -123,8 +123,7 @@ class SpanningTree(Sampled):
         return narrow(_arcs(heads.movedim(1, 0), x).reshape(*lead, *batch, *x.shape[1:]), scores[0].dtype)
 
     def kbest(self, scores: tuple[Tensor, ...], k: int) -> tuple[Tensor, Tensor]:
-        if not isinstance(k, int) or k < 1:
-            raise ValueError(f"k must be a positive integer; got {k!r}")
+        _check.whole(k, "k")
         if self.labelled:
             return self._kbest_labelled(scores, k)
         (x, lengths), batch = checked_arcs(self.lengths, *checked_scores(scores))

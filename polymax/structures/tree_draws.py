@@ -6,8 +6,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from polymax import _check
 from polymax.backend.cpu_arrays import memory
-from polymax.distinct import Frontier, checked_count, streams
+from polymax.distinct import Frontier, streams
 
 
 def distinct_trees(
@@ -20,7 +21,7 @@ def distinct_trees(
 
     Shapes: x (B, n + 1, n + 1), lengths (B,), labels (B, n + 1, n + 1, labels), log-probabilities of labels at arcs
     """
-    checked_count(k)
+    _check.whole(k, "k")
     batch, n = len(x), x.shape[-1] - 1
     sizes, names = lengths.tolist(), memory(labels.cpu().double())
     found = torch.full((batch, k, n, 2), -1, device="cpu")

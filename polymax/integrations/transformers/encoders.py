@@ -7,6 +7,8 @@ import torch
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModel, PreTrainedConfig, PreTrainedModel
 
+from polymax import _check
+
 # kinds of tokens: one that may begin a word, one that continues a word, and one that is no part of the text
 BEGINS, CONTINUES, SPECIAL = 0, 1, 2
 # prefixes of tokens that begin words, and the prefix of tokens that continue words
@@ -185,8 +187,7 @@ def label_names(config: Any) -> list[str]:
 def check_tokens(x: Tensor | None, states: Tensor, name: str) -> None:
     """Refuse a tensor that has no entry for each token, unless it is None."""
     if x is not None and (not isinstance(x, Tensor) or x.shape != states.shape[:2]):
-        came = tuple(x.shape) if isinstance(x, Tensor) else type(x).__name__
-        raise ValueError(f"{name} must be {tuple(states.shape[:2])}, as input_ids; got {came}")
+        raise ValueError(f"{name} must be {tuple(states.shape[:2])}, as input_ids; got {_check.shape(x)}")
 
 
 def check_labels(x: Tensor | None, states: Tensor, name: str) -> None:

@@ -5,6 +5,8 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
+from polymax import _check
+
 
 def refuse(what: str, bad: Tensor, explain: Callable[[tuple[int, ...], int], str]) -> None:
     """Raise ValueError at the first True of bad (*batch, places), with the message explain(instance, place)."""
@@ -27,8 +29,7 @@ def in_words(things: Sequence[object]) -> str:
 def check_integers(index: Tensor) -> None:
     """Raise TypeError unless `index` is a tensor of integers."""
     if not isinstance(index, Tensor) or index.is_floating_point() or index.dtype == torch.bool:
-        came = index.dtype if isinstance(index, Tensor) else type(index).__name__
-        raise TypeError(f"index must be a tensor of integers; got {came}")
+        raise TypeError(f"index must be a tensor of integers; got {_check.kind(index)}")
 
 
 def sizes(shape: tuple[int, ...], *names: str) -> tuple[int, ...]:
