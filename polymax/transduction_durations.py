@@ -52,8 +52,8 @@ def tdt_loss(
         fastemit_lambda: gradients in the log-probabilities of tokens are multiplied by 1 + fastemit_lambda, and the
             value too, as in NeMo; they are not the derivatives of the value
         omega: the weight of `rnnt_loss` of the token logits in the loss; NeMo draws one of the two losses with this
-        probability, and the mean over its draws is this loss clamp: a positive number bounds the entries of the
-        gradient in the token logits
+            probability, and the mean over its draws is this loss
+        clamp: a positive number bounds the entries of the gradient in the token logits
 
     Shapes:
         token_logits (N, T, U + 1, V); duration_logits (N, T, U + 1, durations); targets (N, U); lengths (N,)

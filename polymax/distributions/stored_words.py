@@ -67,6 +67,7 @@ def save_words(
 
 
 def _checked(each: Any, number: int, words: int | None) -> tuple[np.ndarray, np.ndarray]:
+    """Return the ids and the probabilities of a document; raise unless they are valid, and over `words` words."""
     if not isinstance(each, WordDistribution):
         raise TypeError(f"document {number} must be a WordDistribution; got {type(each).__name__}")
     if each.ids.dim() != 2 or each.ids.shape != each.probs.shape:

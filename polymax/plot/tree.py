@@ -149,6 +149,7 @@ def _draw_tree(ax: Any, spans: dict[Span, np.ndarray], names: list[str], n: int,
 def _draw_brackets(
     ax: Any, spans: dict[Span, np.ndarray], names: list[str], levels: dict[Span, int], spacing: float
 ) -> None:
+    """Draw a bracket for each span, darker and thicker for larger probabilities, with its labels."""
     from matplotlib.collections import LineCollection
 
     wide = [span for span in spans if span[0] < span[1]]

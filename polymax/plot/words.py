@@ -74,7 +74,7 @@ def text_width(text: str) -> float:
 
 
 def write_word(ax: Any, x: float, y: float, word: Any, **look: Any) -> None:
-    """Write a word at a place."""
+    """Write a word at the point (x, y), in a font that has its letters."""
     words = Lettering([word])
     ax.text(x, y, words.texts[0], **{**words.look, **look})
 

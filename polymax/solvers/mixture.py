@@ -171,7 +171,7 @@ class _Dense:
         return tuple(t.to(dtype) for t in self._mean(self.solution.probs))
 
     def response(self, h: Tensor | None, g: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        """The derivatives of p and mu along h, of the scores of structures (None for zeros), and g, of parts."""
+        """The derivatives of p and mu along a change h of the scores of structures, None for zeros, and g of parts."""
         b = self.structure.rescore(self.solution.vertices, *(x.double() for x in g))
         b = b if h is None else b + h
         b = torch.where(existing(self.solution.overlaps, self.solution.probs), b, 0)

@@ -85,25 +85,25 @@ def _names(thing: Any) -> list[str]:
 
 
 def _unpack(code: Any, reals: Any, tensors: Any) -> Any:
+    """Rebuild the object whose type is the next entry of the code; the parts are iterators, read in order."""
     kind = next(code)
-    match kind:
-        case 0:
-            return None
-        case 1:
-            return bool(next(code))
-        case 2:
-            return next(code)
-        case 3:
-            return next(reals)
-        case 4:
-            return "".join(chr(next(code)) for _ in range(next(code)))
-        case 5:
-            return next(tensors)
-        case 6 | 7:
-            found = [_unpack(code, reals, tensors) for _ in range(next(code))]
-            return found if kind == _LIST else tuple(found)
+    if kind == _NONE:
+        return None
+    if kind == _BOOL:
+        return bool(next(code))
+    if kind == _INT:
+        return next(code)
+    if kind == _FLOAT:
+        return next(reals)
+    if kind == _STR:
+        return "".join(chr(next(code)) for _ in range(next(code)))
+    if kind == _TENSOR:
+        return next(tensors)
+    if kind in (_TUPLE, _LIST):
+        found = [_unpack(code, reals, tensors) for _ in range(next(code))]
+        return found if kind == _LIST else tuple(found)
     module, name = _unpack(code, reals, tensors), _unpack(code, reals, tensors)
-    kind = sys.modules.get(module) or import_module(module)
+    cls: Any = sys.modules.get(module) or import_module(module)
     for part in name.split("."):
-        kind = getattr(kind, part)
-    return kind(*(_unpack(code, reals, tensors) for _ in range(next(code))))
+        cls = getattr(cls, part)
+    return cls(*(_unpack(code, reals, tensors) for _ in range(next(code))))

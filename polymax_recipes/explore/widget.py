@@ -20,7 +20,7 @@ export default {
 
 
 def widget(picture: Picture) -> Any:
-    """The widget that shows a picture; giving it other `data` draws these."""
+    """The widget that shows a picture, and draws it again whenever its `data` are set."""
     try:
         import anywidget
         import traitlets

@@ -16,7 +16,7 @@ LARGE = "this input needs more memory than the server gives it; send a shorter o
 
 
 class Work(Protocol):
-    """A function of a kind of work and a list of inputs, with a description in `about`."""
+    """A function that computes results of a list of inputs, of the kind `kind`; `about` describes its model."""
 
     about: Any
 

@@ -186,6 +186,10 @@ class Pool:
         return max(one.share.size for one in (*batch, item)) * (len(batch) + 1) <= 1
 
     def _compute(self, number: int, batch: list[Item]) -> None:
+        """Let worker `number` compute the results of a batch; if it dies or is late, start another worker.
+
+        A batch of several inputs gets only a part of the time that is left, after which each is computed alone.
+        """
         process = self._processes[number]
         now = time.monotonic()
         latest, soonest = max(item.until for item in batch), min(item.until for item in batch)

@@ -215,7 +215,7 @@ def _by_frame(
             dtype,
             BV,
         )
-    # NaN of other rows meet padding
+    # the sums of a padding row are NaN if the other term is: its gradient is 0 all the same
     b_out = tl.where((o_t < frames)[:, None], tl.sum(b_each, 1), 0.0)
     o_out = i_b * n * n_v + o_t[:, None] * n_v + o_v[None, :]
     tl.store(p_out + o_out, b_out.to(p_out.dtype.element_ty), mask=(o_t < n)[:, None] & (o_v < n_v)[None, :])
@@ -267,7 +267,7 @@ def _by_state(
             dtype,
             BV,
         )
-    # NaN of other rows meet padding
+    # the sums of a padding row are NaN if the other term is: its gradient is 0 all the same
     b_out = tl.where((o_u < states)[:, None], tl.sum(b_each, 0), 0.0)
     o_out = i_b * k * n_v + o_u[:, None] * n_v + o_v[None, :]
     tl.store(p_out + o_out, b_out.to(p_out.dtype.element_ty), mask=(o_u < k)[:, None] & (o_v < n_v)[None, :])

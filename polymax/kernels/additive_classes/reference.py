@@ -48,7 +48,7 @@ def additive_classes_backward(
     dtypes = e.dtype, p.dtype
     e, p = _kept(e, frames), _kept(p, states)
     inside = _cells(e, p, frames, states)
-    # without a weight, a cell moves nothing, whatever its entries
+    # cells outside of the frames and states of an instance have no gradient, whatever their entries
     g_blank, g_label = (torch.where(inside, g, 0) for g in (g_blank, g_label))
     weight = torch.where(total == -torch.inf, 0, -(g_blank + g_label))
     first, second, _ = _factors(e, p)

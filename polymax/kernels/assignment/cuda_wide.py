@@ -214,7 +214,7 @@ _entry = Entry(_advance)
 
 @triton.jit
 def _meet(p_sync, target):
-    """Wait until all programs of this matrix are here; False if they do not come."""
+    """Wait until all programs of this matrix have arrived; return False if they have not after many polls."""
     tl.debug_barrier()
     seen = tl.atomic_add(p_sync, 1, sem="acq_rel", scope="gpu") + 1
     polls = 0

@@ -215,7 +215,10 @@ def _raise(columns, signs, step, t):
 
 @inline
 def _missed(c, s, offset, t, w, low, high, tau, least, most, b):
-    """Write b, by how much rows are exceeded (0 if the price is at the end that stops it); return the largest |b|."""
+    """Write b, the amount by which each row is exceeded; return the largest |b|.
+
+    b is 0 for a row whose price is at an end of its range, and would have to move beyond this end.
+    """
     worst = 0.0
     for r in range(c.shape[0]):
         total, _ = sum_at(c[r], s[r], t, w, low, high, 0.0)

@@ -104,7 +104,9 @@ def missed(
     p_mu, p_spread, p_tau, p_b, p_diagonal, p_rows, p_offset, p_least, p_most, scale, count,
     BR: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
-    """Write b (R,), by how much rows are exceeded (0 if the price is at the end that stops it); return the largest |b|.
+    """Write b (R,), the amount by which each row is exceeded; return the largest |b|.
+
+    b is 0 for a row whose price is at an end of its range, and would have to move beyond this end.
 
     Also write the diagonal (R,) of A D A^T, with the rates D of variables: 0 for rows whose price cannot move.
     """

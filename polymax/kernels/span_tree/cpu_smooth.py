@@ -60,7 +60,7 @@ def push_change(dx, i, dy, j, count, here, dhere, p, da, dp, dox, doy, omega):
 
 @inline
 def inside(lam, m, s, w, a, omega):
-    """Fill the chart w of m leaves, with rows of s entries, from lam; its value, and inf."""
+    """Fill the chart w of m leaves from lam, both with rows of s entries; return the value of the whole, and inf."""
     for j in range(m):
         w[j * s + j] = lam[j * s + j]
         for i in range(j - 1, -1, -1):
@@ -71,7 +71,7 @@ def inside(lam, m, s, w, a, omega):
 
 @inline
 def forward(lam, dlam, m, s, w, shift, dw, a, p, omega):
-    """Fill dw with the derivative of the chart along dlam; that of the value."""
+    """Fill dw with the derivative of the chart along dlam; return the derivative of the value."""
     for j in range(m):
         dw[j * s + j] = dlam[j * s + j]
         for i in range(j - 1, -1, -1):

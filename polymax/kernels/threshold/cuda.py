@@ -266,7 +266,8 @@ def _short(
     if METHOD == SOFTMAX:
         b_y = tl.exp2(b_z * LOG2_E)
     elif METHOD == SPARSEMAX:
-        # Michelot: the threshold of a superset of the support is a lower bound of tau; the count falls until exact
+        # Michelot: the threshold of a superset of the support is a lower bound of tau; it is tau when the count of
+        # entries above it falls no further
         b_before = tl.zeros([BR, 1], dtype) + (BN + 1)
         go = 1
         while go > 0:

@@ -50,7 +50,8 @@ def pad(z, count):
 @inline
 def sparsemax_powers(z, index, count, power):
     """Fill power as support_powers does, for sparsemax."""
-    # Michelot: the threshold of a superset of the support is a lower bound of tau; finite
+    # Michelot: the threshold of a superset of the support is a lower bound of tau, so that only entries outside of the
+    # support are left out; it is tau as soon as none is left out
     while True:
         total = 0.0
         for j in range(count):

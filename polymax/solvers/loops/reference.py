@@ -197,6 +197,7 @@ def _own_direction(solver: Rule, state: _State, gains: Tensor, new: Tensor) -> t
 
 
 def _away_or_towards(state: _State, new: Tensor, gains: Tensor, running: Tensor) -> _State:
+    """Move towards the new structure, or away from the active structure of least gain, whichever gains more."""
     worst = torch.where(state.active, gains, torch.inf).argmin(-1)
     forward, away = _one_hot(new, state) - state.p, state.p - _one_hot(worst, state)
     better = _slope(state, forward) >= _slope(state, away)
