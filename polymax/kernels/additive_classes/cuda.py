@@ -46,9 +46,9 @@ def additive_classes_backward(
     given = [t.contiguous() for t in (e, p, at, frames, states, total, g_blank, g_label)]
     blocks = triton.cdiv(classes, CLASSES)
     with on_device(e):
-        for out, rows, kernel in ((g_e, triton.cdiv(n, FRAMES), _by_frame), (g_p, triton.cdiv(k, STATES), _by_state)):
+        for out, rows in ((g_e, triton.cdiv(n, FRAMES)), (g_p, triton.cdiv(k, STATES))):
             if out.numel():
-                kernel[(blocks, rows, batch)](*given, out, n, k, classes, blank, **_tile(e))
+                _by_row[(blocks, rows, batch)](*given, out, n, k, classes, blank, OF_E=out is g_e, **_tile(e))
     return g_e, g_p
 
 
@@ -171,7 +171,7 @@ def _slopes(
 
 @Entry
 @triton.jit
-def _by_frame(
+def _by_row(
     p_e,
     p_p,
     p_at,
@@ -185,18 +185,24 @@ def _by_frame(
     k,
     n_v,
     blank,
+    OF_E: tl.constexpr,
     WIDE: tl.constexpr,
     BT: tl.constexpr,
     BU: tl.constexpr,
     BV: tl.constexpr,
 ):
+    """Write the gradient of a block of rows of e, which adds up over states, or of p, which adds up over frames."""
     dtype: tl.constexpr = tl.float64 if WIDE else tl.float32
+    BR: tl.constexpr = BT if OF_E else BU
+    BS: tl.constexpr = BU if OF_E else BT
     i_b = tl.program_id(2).to(tl.int64)
     left = tl.program_id(0) * BV
-    o_v, o_t = left + tl.arange(0, BV), tl.program_id(1) * BT + tl.arange(0, BT)
+    o_v, o_r = left + tl.arange(0, BV), tl.program_id(1) * BR + tl.arange(0, BR)
     frames, states = tl.load(p_frames + i_b), tl.load(p_states + i_b)
+    rows, others, size = (frames, states, n) if OF_E else (states, frames, k)
     b_each = tl.zeros([BT, BU, BV], dtype)
-    for first in range(0, tl.where(tl.program_id(1) * BT < frames, states, 0), BU):
+    for first in range(0, tl.where(tl.program_id(1) * BR < rows, others, 0), BS):
+        o_s = first + tl.arange(0, BS)
         b_each += _slopes(
             p_e + i_b * n * n_v,
             p_p + i_b * k * n_v,
@@ -204,8 +210,8 @@ def _by_frame(
             p_total + i_b * n * k,
             p_g_blank + i_b * n * k,
             p_g_label + i_b * n * k,
-            o_t,
-            first + tl.arange(0, BU),
+            o_r if OF_E else o_s,
+            o_s if OF_E else o_r,
             left,
             frames,
             states,
@@ -216,58 +222,6 @@ def _by_frame(
             BV,
         )
     # the sums of a padding row are NaN if the other term is: its gradient is 0 all the same
-    b_out = tl.where((o_t < frames)[:, None], tl.sum(b_each, 1), 0.0)
-    o_out = i_b * n * n_v + o_t[:, None] * n_v + o_v[None, :]
-    tl.store(p_out + o_out, b_out.to(p_out.dtype.element_ty), mask=(o_t < n)[:, None] & (o_v < n_v)[None, :])
-
-
-@Entry
-@triton.jit
-def _by_state(
-    p_e,
-    p_p,
-    p_at,
-    p_frames,
-    p_states,
-    p_total,
-    p_g_blank,
-    p_g_label,
-    p_out,
-    n,
-    k,
-    n_v,
-    blank,
-    WIDE: tl.constexpr,
-    BT: tl.constexpr,
-    BU: tl.constexpr,
-    BV: tl.constexpr,
-):
-    dtype: tl.constexpr = tl.float64 if WIDE else tl.float32
-    i_b = tl.program_id(2).to(tl.int64)
-    left = tl.program_id(0) * BV
-    o_v, o_u = left + tl.arange(0, BV), tl.program_id(1) * BU + tl.arange(0, BU)
-    frames, states = tl.load(p_frames + i_b), tl.load(p_states + i_b)
-    b_each = tl.zeros([BT, BU, BV], dtype)
-    for first in range(0, tl.where(tl.program_id(1) * BU < states, frames, 0), BT):
-        b_each += _slopes(
-            p_e + i_b * n * n_v,
-            p_p + i_b * k * n_v,
-            p_at + i_b * k,
-            p_total + i_b * n * k,
-            p_g_blank + i_b * n * k,
-            p_g_label + i_b * n * k,
-            first + tl.arange(0, BT),
-            o_u,
-            left,
-            frames,
-            states,
-            n_v,
-            k,
-            blank,
-            dtype,
-            BV,
-        )
-    # the sums of a padding row are NaN if the other term is: its gradient is 0 all the same
-    b_out = tl.where((o_u < states)[:, None], tl.sum(b_each, 0), 0.0)
-    o_out = i_b * k * n_v + o_u[:, None] * n_v + o_v[None, :]
-    tl.store(p_out + o_out, b_out.to(p_out.dtype.element_ty), mask=(o_u < k)[:, None] & (o_v < n_v)[None, :])
+    b_out = tl.where((o_r < rows)[:, None], tl.sum(b_each, 1 if OF_E else 0), 0.0)
+    o_out = i_b * size * n_v + o_r[:, None] * n_v + o_v[None, :]
+    tl.store(p_out + o_out, b_out.to(p_out.dtype.element_ty), mask=(o_r < size)[:, None] & (o_v < n_v)[None, :])
