@@ -9,7 +9,6 @@ from torch import Tensor
 
 from polymax import _check
 from polymax.backend.function import autocasts, functional, surely
-from polymax.backend.widen import wide
 from polymax.kernels.sparse_attention.geometry import allowed
 from polymax.kernels.sparse_attention.options import Options
 from polymax.kernels.sparse_attention.shared_memory import fits
@@ -31,7 +30,8 @@ from polymax.nn.attention_checks import (
 )
 from polymax.nn.attention_mapping import apply_mapping, check_heads, checked_mapping, entmax_alpha, is_softmax
 from polymax.nn.attention_pattern import Pattern, pattern_of, visible_keys
-from polymax.nn.attention_values import multiplies_wide, product, weighted_sum
+from polymax.nn.attention_scores import masked, repeat_heads, scaled_products
+from polymax.nn.attention_values import multiplies_wide, weighted_sum
 from polymax.nn.length_scaling import LengthScaling
 from polymax.nn.softmax_attention import softmax_attention
 
@@ -336,7 +336,7 @@ class AttentionCall:
         cap = checked_softcap(self.softcap)
         if cap > 0:
             scores = cap * torch.tanh(scores / cap)
-        scores = _masked(scores, self.attn_mask)
+        scores = masked(scores, self.attn_mask)
         if not self.pattern.sees_all():
             left, right, offset = self.pattern
             sees = allowed(scores.shape[-2], scores.shape[-1], None, None, left, right, offset, scores.device)
@@ -349,53 +349,12 @@ class AttentionCall:
         return apply_mapping(self.mapping, joint)[..., :-1]
 
     def _scores(self) -> Tensor:
-        """Return the products of queries and keys times scale; the scale is applied first if products may overflow."""
+        """Return the products of queries and keys times scale."""
         q, k = self.query, self.key
         if self.enable_gqa:
             k = repeat_heads(k, q, "key")
         factor = default_scale(q.shape[-1]) if self.scale is None else self.scale
-        if multiplies_wide(q, k) or (isinstance(factor, Tensor) and factor.dim() > 0):
-            return product(q, k.mT) * factor
-        q = wide(q) * factor
-        if torch.is_grad_enabled() and _not_finite(q, k):
-            return _masked_scores(q, k)
-        return product(q, k.mT)
-
-
-def _not_finite(q: Tensor, k: Tensor) -> bool:
-    """True if q or k requires a gradient, and has an entry that is NaN or infinite."""
-    return (
-        (q.requires_grad or k.requires_grad)
-        and _check.readable(q)
-        and _check.readable(k)
-        and not (bool(q.isfinite().all()) and bool(k.isfinite().all()))
-    )
-
-
-def _masked_scores(q: Tensor, k: Tensor) -> Tensor:
-    """Scores whose gradient has no product of 0 and NaN if a query does not see a key that is not finite."""
-    bad_q, bad_k = (~t.isfinite().all(-1) for t in (q, k))
-    clean = product(q.masked_fill(bad_q[..., None], 0), k.masked_fill(bad_k[..., None], 0).mT)
-    return torch.where(bad_q[..., None] | bad_k[..., None, :], product(q, k.mT).detach(), clean)
-
-
-def _masked(scores: Tensor, attn_mask: Tensor | None) -> Tensor:
-    """Scores (*batch, L, S) with -inf at keys that a bool mask hides, or plus a float mask."""
-    if attn_mask is None:
-        return scores
-    check_mask(attn_mask, scores.shape)
-    if attn_mask.dtype == torch.bool:
-        return scores.masked_fill(~attn_mask, -torch.inf)
-    return scores + attn_mask.to(scores.dtype)
-
-
-def repeat_heads(key: Tensor, query: Tensor, name: str) -> Tensor:
-    """Return keys (*batch, heads, S, E) for as many heads as the query has: neighbouring ones share a key."""
-    if key.dim() < 3 or query.dim() < 3 or key.shape[-3] == 0 or query.shape[-3] % key.shape[-3]:
-        raise ValueError(
-            f"{name} must have heads that divide those of query {tuple(query.shape)}; got {tuple(key.shape)}"
-        )
-    return key.repeat_interleave(query.shape[-3] // key.shape[-3], -3)
+        return scaled_products(q, k, factor)
 
 
 def _autocast(t: Any, device: torch.device) -> Any:

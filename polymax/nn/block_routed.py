@@ -10,9 +10,10 @@ from polymax.backend.function import functional
 from polymax.backend.widen import wide
 from polymax.mappings import entmax, softmax
 from polymax.nn.attention import attention_weights, scaled_dot_product_attention
-from polymax.nn.attention_call import AttentionCall, repeat_heads
+from polymax.nn.attention_call import AttentionCall
 from polymax.nn.attention_checks import default_scale
 from polymax.nn.attention_mapping import Mapping, apply_mapping, check_heads, checked_mapping
+from polymax.nn.attention_scores import repeat_heads
 
 # the number of queries that share a list of blocks
 GROUP = 64

@@ -18,8 +18,8 @@ from polymax.integrations.transformers.process_heads import PerHead, of_process
 from polymax.integrations.transformers.weights import weights_wanted
 from polymax.nn.attention import attention_weights, scaled_dot_product_attention
 from polymax.nn.attention_bias import with_bias
-from polymax.nn.attention_call import repeat_heads
 from polymax.nn.attention_mapping import Mapping
+from polymax.nn.attention_scores import repeat_heads
 from polymax.nn.attention_values import weighted_sum
 from polymax.nn.block_routed import BlockRoutedAttention
 from polymax.nn.packed_attention import varlen_attention
