@@ -99,6 +99,7 @@ from polymax.noise import SmoothNoise as SmoothNoise
 from polymax.noise import SumOfGamma as SumOfGamma
 
 # regularizers: Omega on the simplex
+from polymax.regularizers import AlphaDivergence as AlphaDivergence
 from polymax.regularizers import Bounded as Bounded
 from polymax.regularizers import Custom as Custom
 from polymax.regularizers import Fused as Fused

@@ -91,6 +91,12 @@ def tsallis_penalty(p, alpha):
     return negative_entropy(p) if alpha == 1 else ((p**alpha).sum(-1) - 1) / (alpha * (alpha - 1))
 
 
+def divergence_penalty(p, reference, alpha):
+    u = p / reference
+    f = -torch.special.entr(u) if alpha == 1 else (u**alpha - u) / (alpha * (alpha - 1))
+    return (reference * f).sum(-1)
+
+
 def norm_penalty(p, alpha):
     return (p**alpha).sum(-1) ** (1 / alpha) - 1
 
@@ -129,6 +135,17 @@ ROWS = [
     *(
         Case(f"tsallis-{alpha}", pm.Tsallis, oracles.tsallis, tsallis_penalty, {"alpha": alpha}, forward=True)
         for alpha in (0.25, 0.75, 1.0, 1.1, 1.33, 1.5, 1.75, 2.0, 2.5, 3.0)
+    ),
+    *(
+        Case(
+            f"divergence-{reference}-{alpha}",
+            pm.AlphaDivergence,
+            oracles.divergence,
+            divergence_penalty,
+            {"reference": reference, "alpha": alpha},
+            forward=True,
+        )
+        for reference, alpha in ((0.2, 0.5), (0.2, 1.0), (0.3, 1.25), (0.2, 1.5), (3.0, 1.5), (0.2, 2.0), (0.5, 2.5))
     ),
     *(
         Case(f"norm-{alpha}", pm.Norm, oracles.norm, norm_penalty, {"alpha": alpha}, forward=True)

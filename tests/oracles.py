@@ -174,3 +174,20 @@ def _project(z, size):
     mass = np.cumsum(size[order])
     tau = (np.cumsum((size * z)[order]) - 1) / mass
     return np.maximum(z - tau[np.nonzero(z[order] > tau)[0][-1]], 0)
+
+
+@rowwise
+def divergence(x, reference, alpha):
+    """Weights q u with u^a = 1 + a (x - t), a = alpha - 1: the gradient of Omega is u^a / a up to a constant."""
+    x, a, q = x - x.max(), LONG(alpha) - 1, np.asarray(reference, LONG)
+
+    def weights(t):
+        if a == 0:
+            return q * np.exp(x - t)
+        s = a * (x - t)
+        return q * np.where(s > -1, np.exp(np.log1p(np.maximum(s, -1 + LONG(1e-18))) / a), 0)
+
+    # below alpha = 1 no score reaches t + 1 / (1 - alpha)
+    low = LONG(-1e3) if a >= 0 else 1 / a + LONG(1e-18)
+    p = weights(bisect(lambda t: weights(t).sum() - 1, low, LONG(1e6)))
+    return p / p.sum()

@@ -12,6 +12,7 @@ LINES = 80
 SIGNATURES = {
     "nn/attention.py:scaled_dot_product_attention": "torch's function, with the options of FlashAttention's",
     "nn/packed_attention.py:varlen_attention": "flash_attn_varlen_func",
+    "losses/linear.py:linear_cross_entropy": "the fused linear cross-entropy of Liger-Kernel",
     "losses/linear.py:linear_entmax_loss": "the fused linear cross-entropy of Liger-Kernel",
     "integrations/transformers/forward.py:attention": "the attention functions of Transformers",
 }

@@ -11,6 +11,7 @@ from polymax.backend.widen import wide
 from polymax.distributions.words import WordDistribution
 from polymax.losses import sharded
 from polymax.losses.linear_operator import WordHead, smoothed_max, total_loss
+from polymax.losses.linear_reference import WordPenalty, checked_reference, relative_max
 from polymax.losses.linear_targets import Weighting, check_target, of_target
 from polymax.losses.simplex import check_normalizer, with_penalty
 from polymax.sharding.placements import any_sharded
@@ -21,7 +22,7 @@ def linear_entmax_loss(
     hidden: Tensor, weight: Tensor, target: Tensor | WordDistribution, bias: Tensor | None = None, *,
     alpha: float | Tensor = 1.5,
     class_weights: Tensor | None = None, ignore_index: int = -100, label_smoothing: float = 0.0,
-    softcap: float | None = None, reduction: str = "mean", z_loss: float = 0.0,
+    softcap: float | None = None, reference: Tensor | None = None, reduction: str = "mean", z_loss: float = 0.0,
     return_normalizer: Literal[False] = False, dtype: torch.dtype | None = None,
 ) -> Tensor: ...  # fmt: skip
 
@@ -31,7 +32,7 @@ def linear_entmax_loss(
     hidden: Tensor, weight: Tensor, target: Tensor | WordDistribution, bias: Tensor | None = None, *,
     alpha: float | Tensor = 1.5,
     class_weights: Tensor | None = None, ignore_index: int = -100, label_smoothing: float = 0.0,
-    softcap: float | None = None, reduction: str = "mean", z_loss: float = 0.0,
+    softcap: float | None = None, reference: Tensor | None = None, reduction: str = "mean", z_loss: float = 0.0,
     return_normalizer: Literal[True], dtype: torch.dtype | None = None,
 ) -> tuple[Tensor, Tensor]: ...  # fmt: skip
 
@@ -47,6 +48,7 @@ def linear_entmax_loss(
     ignore_index: int = -100,
     label_smoothing: float = 0.0,
     softcap: float | None = None,
+    reference: Tensor | None = None,
     reduction: str = "mean",
     z_loss: float = 0.0,
     return_normalizer: bool = False,
@@ -62,12 +64,17 @@ def linear_entmax_loss(
     half precision. `z_loss` and `return_normalizer` are those of `entmax_loss`, for alpha = 1; the normalizer of a row
     is the logsumexp of its logits.
 
+    `reference` has a positive weight for each word, a prior: the loss is then that of `AlphaDivergence`, whose
+    divergence from the reference takes the place of the entropy, and a word with weight 0 is left out. At alpha = 1 the
+    logarithm of the reference is added to logits, after a softcap. For other alphas all logits of a row are computed,
+    2^22 numbers at a time, with thresholds in float64.
+
     The target is a word for each row, or a distribution q of words: a `WordDistribution`, which lists a few words of
     each row, or the probabilities of all words. With a distribution the loss is max(x) + Omega(q) - <x, q>, which is 0
     at q; a row whose list is empty (ids of -1) is left out.
 
     Shapes: hidden (*batch, d); weight (words, d); bias and class_weights (words,); target (*batch,), a list for each
-    row, or (*batch, words); normalizer (*batch,)
+    row, or (*batch, words); reference (words,) or (*batch, words); normalizer (*batch,)
 
     Example:
         >>> hidden, weight = torch.tensor([[2.0, 0.0]]), torch.tensor([[1.0, 0.0], [0.5, 0.5], [-1.0, 0.0]])
@@ -80,9 +87,11 @@ def linear_entmax_loss(
     """
     check_head(hidden, weight, bias, alpha)
     given = (target.ids, target.probs) if isinstance(target, WordDistribution) else (target,)
-    among = any_sharded((hidden, weight, *given, bias, class_weights, alpha))
+    among = any_sharded((hidden, weight, *given, bias, class_weights, alpha, reference))
     check_normalizer(alpha, z_loss, return_normalizer, among)
     if among:
+        if reference is not None:
+            raise TypeError("reference must be None if a tensor of the call is a DTensor")
         if isinstance(target, WordDistribution) or target.is_floating_point():
             raise TypeError(
                 "target must be class numbers (*batch,) if a tensor of the call is a DTensor; got a distribution"
@@ -102,8 +111,16 @@ def linear_entmax_loss(
     rows, matrix = autocast(hidden, weight)
     real = wide(rows[..., :0]).dtype
     weighting = Weighting(class_weights, ignore_index, label_smoothing)
-    parts = of_target(target, words, alpha, weighting, real)
-    head = WordHead(matrix, bias, alpha, checked_softcap(softcap))
+    cap = checked_softcap(softcap)
+    if reference is not None:
+        reference = checked_reference(reference, tuple(hidden.shape[:-1]), words, alpha)
+        # class weights of a distribution would weight the logarithm, too
+        alike = class_weights is None or (isinstance(target, Tensor) and not target.is_floating_point())
+        if alpha == 1 and not cap and reference.dim() == 1 and alike:
+            log = torch.log(reference.to(real))
+            reference, bias = None, log if bias is None else bias.to(real) + log
+    parts = of_target(target, words, WordPenalty(alpha, reference), weighting, real)
+    head = WordHead(matrix, bias, alpha, cap, reference=reference)
     flat = rows.reshape(-1, rows.shape[-1])
     kept = hidden.dtype if dtype is None else dtype
     if not _check.readable(parts.counted) or not bool(parts.counted.all()):
@@ -114,7 +131,7 @@ def linear_entmax_loss(
         slopes = [unit * t for t in (parts.of_value, parts.of_chosen, parts.of_mean)]
         total = total_loss(flat, head, parts.named, parts.spread, slopes)
         return (total + unit * parts.constant.sum()).to(kept)
-    row = smoothed_max(flat, head, parts.named, parts.spread)
+    row = (smoothed_max if reference is None else relative_max)(flat, head, parts.named, parts.spread)
     losses = parts.of_value * row.value + (parts.of_chosen * row.chosen).sum(-1) + parts.of_mean * row.mean
     # a row of -inf that is left out must not leave a NaN
     losses = torch.where(parts.counted, losses + parts.constant, 0)
@@ -132,7 +149,7 @@ def linear_entmax_loss(
 
 def _at_once(head: WordHead, hidden: Tensor, reduction: str, by_rows: bool) -> bool:
     """True if the gradients of a loss are worth computing with its value: their factors are known up to a number."""
-    if reduction == "none" or by_rows or functional() or not torch.is_grad_enabled():
+    if reduction == "none" or by_rows or functional() or not torch.is_grad_enabled() or head.reference is not None:
         return False
     derived = hidden.requires_grad or head.weight.requires_grad
     # float16 loses small gradients that the factor of a scaled loss would keep
@@ -150,6 +167,7 @@ def linear_cross_entropy(
     ignore_index: int = -100,
     label_smoothing: float = 0.0,
     softcap: float | None = None,
+    reference: Tensor | None = None,
     reduction: str = "mean",
     z_loss: float = 0.0,
     return_normalizer: bool = False,
@@ -158,7 +176,8 @@ def linear_cross_entropy(
     """cross_entropy(linear(hidden, weight, bias), target), with logits in blocks that are not stored.
 
     It is `linear_entmax_loss` with alpha = 1. With a distribution q as target it is the Kullback-Leibler divergence
-    from q to the softmax of the logits: cross_entropy less the entropy of q.
+    from q to the softmax of the logits: cross_entropy less the entropy of q. `reference`, a prior over words, adds its
+    logarithm to the logits.
 
     Shapes: hidden (*batch, d); weight (words, d); target (*batch,), a `WordDistribution` or (*batch, words)
 
@@ -182,6 +201,7 @@ def linear_cross_entropy(
         ignore_index=ignore_index,
         label_smoothing=label_smoothing,
         softcap=softcap,
+        reference=reference,
         reduction=reduction,
         z_loss=z_loss,
         return_normalizer=return_normalizer,
@@ -252,6 +272,7 @@ def linear_sparsemax_loss(
     ignore_index: int = -100,
     label_smoothing: float = 0.0,
     softcap: float | None = None,
+    reference: Tensor | None = None,
     reduction: str = "mean",
     dtype: torch.dtype | None = None,
 ) -> Tensor:
@@ -272,6 +293,7 @@ def linear_sparsemax_loss(
         ignore_index=ignore_index,
         label_smoothing=label_smoothing,
         softcap=softcap,
+        reference=reference,
         reduction=reduction,
         dtype=dtype,
     )

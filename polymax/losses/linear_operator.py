@@ -10,7 +10,7 @@ from polymax import _check
 from polymax.backend.function import apply_function, functional
 from polymax.kernels.linear_loss import linear_loss, linear_loss_backward, linear_loss_slopes
 from polymax.kernels.linear_loss.reference import first_moment, logits, shift, spread_mean
-from polymax.regularizers import Tsallis
+from polymax.regularizers import AlphaDivergence, Regularizer, Tsallis
 
 
 class WordHead(NamedTuple):
@@ -21,6 +21,8 @@ class WordHead(NamedTuple):
     alpha: float | Tensor
     softcap: float
     scale: float = 1.0
+    # weights of words, (words,) or (n, words), that losses are relative to
+    reference: Tensor | None = None
 
     @property
     def learned(self) -> Tensor | None:
@@ -30,6 +32,10 @@ class WordHead(NamedTuple):
     def number(self) -> float:
         # a number of 0 is no alpha: the tensor of alphas counts
         return 0.0 if isinstance(self.alpha, Tensor) else float(self.alpha)
+
+    @property
+    def regularizer(self) -> Regularizer:
+        return Tsallis(self.alpha) if self.reference is None else AlphaDivergence(self.reference, self.alpha)
 
 
 class Row(NamedTuple):
@@ -50,7 +56,7 @@ def smoothed_max(hidden: Tensor, head: WordHead, named: Tensor | None, spread: T
     """
     if functional():
         # torch.func looks at every operation: the logits are there as a whole
-        return _dense(hidden, head, named, spread)
+        return dense(hidden, head, named, spread)
     found = apply_function(
         LinearLoss, hidden, head.weight, head.bias, head.learned, named, spread, head.number, head.softcap, head.scale
     )
@@ -73,7 +79,7 @@ def total_loss(
     )[0]  # fmt: skip
 
 
-def _dense(hidden: Tensor, head: WordHead, named: Tensor | None, spread: Tensor | None) -> Row:
+def dense(hidden: Tensor, head: WordHead, named: Tensor | None, spread: Tensor | None) -> Row:
     """The parts from the matrix of all scores, in operations that torch can differentiate."""
     x = logits(hidden, head.weight, head.bias, head.softcap, head.scale)
     counted = torch.ones_like(x[..., 0], dtype=torch.bool) if named is None else (named >= 0).any(-1)
@@ -81,7 +87,7 @@ def _dense(hidden: Tensor, head: WordHead, named: Tensor | None, spread: Tensor 
     x = torch.where(counted.unsqueeze(-1), x, 0)
     top = shift(x.detach())
     z = x - top.unsqueeze(-1)
-    value = torch.where(counted, Tsallis(head.alpha).max(z), 0)
+    value = torch.where(counted, head.regularizer.max(z), 0)
     chosen = z[..., :0] if named is None else torch.where(named < 0, 0, z.gather(-1, named.clamp(min=0)))
     mean = moment = torch.zeros_like(value)
     if spread is not None:
@@ -125,7 +131,7 @@ class LinearLoss(Function):
             alpha, softcap, scale = ctx.head
             head = WordHead(weight, bias, alpha if alphas is None else alphas, softcap, scale)
             outputs = (*given, torch.zeros_like(top) if grads[3] is None else grads[3])
-            return (*_recorded(hidden, head, named, spread, outputs, wanted[:4]), *(None,) * 5)
+            return (*recorded(hidden, head, named, spread, outputs, wanted[:4]), *(None,) * 5)
         alpha, softcap, scale = ctx.head
         dh, dw, db = linear_loss_backward(
             *given, grads[3], hidden, weight, bias, named, spread, alpha, alphas, softcap, scale, chosen, moment, top,
@@ -190,9 +196,9 @@ class LinearTotal(Function):
             head = WordHead(weight, bias, alpha, softcap, scale)
             given = [grad * t for t in (of_value, of_chosen, of_mean)]
             outputs = (*given, torch.zeros_like(of_value))
-            row = _dense(hidden, head, named, spread)
+            row = dense(hidden, head, named, spread)
             slopes = [grad * t if wants else None for t, wants in zip(row, wanted[3:6])]
-            found = _recorded(hidden, head, named, spread, outputs, (*wanted[:3], False))
+            found = recorded(hidden, head, named, spread, outputs, (*wanted[:3], False))
             return (*found[:3], *slopes, *(None,) * 6)
         if ctx.compiled:
             dh, dw, db = (grad.to(t.dtype) * t for t in parts[3:])
@@ -214,7 +220,7 @@ class LinearTotal(Function):
         )
 
 
-def _recorded(
+def recorded(
     hidden: Tensor,
     head: WordHead,
     named: Tensor | None,
@@ -227,7 +233,7 @@ def _recorded(
     """
     inputs = hidden, head.weight, head.bias, head.alpha if isinstance(head.alpha, Tensor) else None
     chosen = [t for t, wants in zip(inputs, wanted) if wants and t is not None]
-    row = _dense(hidden, head, named, spread)
+    row = dense(hidden, head, named, spread)
     # parts that are constants have no gradient
     outputs = [(part, g) for part, g in zip(row[:4], grads) if part.requires_grad]
     # gradients that depend on the inputs, as those of a squared loss, are constants here

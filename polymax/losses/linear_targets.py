@@ -8,7 +8,7 @@ from torch import Tensor
 from polymax import _check
 from polymax.backend.widen import wide
 from polymax.distributions.words import WordDistribution
-from polymax.regularizers import Tsallis
+from polymax.losses.linear_reference import WordPenalty
 
 # by dtype: how far from 1 the sum of a distribution may be
 ROOM = {torch.float64: 1e-6, torch.float32: 1e-4, torch.bfloat16: 3e-2, torch.float16: 4e-3}
@@ -113,19 +113,21 @@ def _check_sums(probs: Tensor, counted: Tensor, name: str) -> None:
 
 
 def of_target(
-    target: Tensor | WordDistribution, words: int, alpha: float | Tensor, weighting: Weighting, real: torch.dtype
+    target: Tensor | WordDistribution, words: int, penalty: WordPenalty, weighting: Weighting, real: torch.dtype
 ) -> WeightedParts:
     """The loss of each row as a sum of its parts, for checked targets; rows are flat."""
     weights = weighting.class_weights
     classes = None if weights is None else weights.detach().to(real)
     if isinstance(target, WordDistribution):
-        return _of_list(target, words, alpha, classes, weighting.label_smoothing, real)
+        return _of_list(target, words, penalty, classes, weighting.label_smoothing, real)
     if target.is_floating_point():
-        return _of_probabilities(target.reshape(-1, words), alpha, classes, weighting.label_smoothing, real)
-    return _of_words(target.reshape(-1).long(), words, classes, weighting, real)
+        return _of_probabilities(target.reshape(-1, words), penalty, classes, weighting.label_smoothing, real)
+    return _of_words(target.reshape(-1).long(), words, penalty, classes, weighting, real)
 
 
-def _of_words(y: Tensor, words: int, classes: Tensor | None, weighting: Weighting, real: torch.dtype) -> WeightedParts:
+def _of_words(
+    y: Tensor, words: int, penalty: WordPenalty, classes: Tensor | None, weighting: Weighting, real: torch.dtype
+) -> WeightedParts:
     valid = y != weighting.ignore_index
     each = torch.ones_like(y, dtype=real) if classes is None else classes[torch.where(valid, y, 0)]
     each = torch.where(valid, each, 0)
@@ -138,11 +140,13 @@ def _of_words(y: Tensor, words: int, classes: Tensor | None, weighting: Weightin
         of_mean = -share * valid.to(real)
     of_chosen = ((share - 1) * each).unsqueeze(1)
     named = torch.where(valid, y, -1).unsqueeze(1)
-    return WeightedParts(of_value, of_chosen, of_mean, torch.zeros_like(each), named, spread, valid, each.sum())
+    of_y, of_others = penalty.of_words(torch.where(valid, y, 0), spread, each)
+    constant = torch.where(each == 0, 0, (1 - share) * each * of_y) + torch.where(valid, share * of_others, 0)
+    return WeightedParts(of_value, of_chosen, of_mean, constant, named, spread, valid, each.sum())
 
 
 def _of_list(
-    target: WordDistribution, words: int, alpha: float | Tensor, classes: Tensor | None, share: float, real: torch.dtype
+    target: WordDistribution, words: int, penalty: WordPenalty, classes: Tensor | None, share: float, real: torch.dtype
 ) -> WeightedParts:
     ids = target.ids.reshape(-1, target.ids.shape[-1]).long()
     q = torch.where(ids < 0, 0, target.probs.reshape(ids.shape).to(real))
@@ -151,18 +155,15 @@ def _of_list(
     counted = (ids >= 0).any(1)
     # a row counts by a word that is named
     named[:, :1] = torch.where((counted & (named < 0).all(1)).unsqueeze(1), ids.amax(1, keepdim=True), named[:, :1])
-    regularizer = Tsallis(alpha)
     spread: Tensor | None = None
     of_mean = torch.zeros_like(q[:, 0])
     rest = share / words
     mixed = torch.where(ids < 0, 0, (1 - share) * q + rest)
-    omega = regularizer.omega(mixed)
+    omega = penalty.of_lists(ids, mixed)
     if share:
         spread = _uniform(words, classes, q)
         of_mean = -share * counted.to(real)
-        one = mixed.new_zeros(2)
-        of_rest = regularizer.omega(one + one.new_tensor([rest, 0.0])) - regularizer.omega(one)
-        omega = omega + (words - (ids >= 0).sum(1)) * of_rest
+        omega = omega + penalty.of_rest(ids, rest, words, mixed)
     weighted = q if classes is None else q * classes[ids.clamp(min=0)]
     of_value = (1 - share) * weighted.sum(1)
     if spread is not None:
@@ -174,13 +175,13 @@ def _of_list(
 
 
 def _of_probabilities(
-    q: Tensor, alpha: float | Tensor, classes: Tensor | None, share: float, real: torch.dtype
+    q: Tensor, penalty: WordPenalty, classes: Tensor | None, share: float, real: torch.dtype
 ) -> WeightedParts:
     q = q.to(real)
     if share:
         q = (1 - share) * q + share / q.shape[1]
     of_value = torch.ones_like(q[:, 0])
-    omega = Tsallis(alpha).omega(q)
+    omega = penalty.of_rows(q)
     if classes is not None:
         q = q * classes
         of_value = q.sum(1)

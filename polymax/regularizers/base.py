@@ -93,7 +93,7 @@ class Regularizer(ABC):
     def _rows(self, x: Tensor, dim: int) -> tuple[Self, Tensor]:
         """This regularizer and x with `dim` moved to the end."""
         for name, t in self._tensors().items():
-            _check.parameter(t, x, dim, name, full=name in ("lower", "upper"))
+            _check.parameter(t, x, dim, name, full=name in ("lower", "upper", "reference"))
         if x.dim() == 0:
             return self, x.movedim(dim, -1).reshape(1)
         scores = x.movedim(dim, -1)

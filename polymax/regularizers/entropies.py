@@ -125,7 +125,7 @@ class Tsallis(Regularizer):
         alpha = torch.as_tensor(self.alpha, dtype=p.dtype, device=p.device)
         log = torch.log(torch.where(p > 0, p, 1))
         # (p^alpha - p) / (alpha - 1) = p log(p) expm1(t) / t, which is smooth at alpha = 1
-        return (p * log * _expm1_over(log * (alpha - 1)) / alpha).sum(-1)
+        return (p * log * expm1_over(log * (alpha - 1)) / alpha).sum(-1)
 
 
 def positive(value: float | Tensor, name: str) -> None:
@@ -133,7 +133,7 @@ def positive(value: float | Tensor, name: str) -> None:
     _check.number(value, name, "positive and finite", lambda v: (v > 0) & (v < math.inf))
 
 
-def _expm1_over(t: Tensor) -> Tensor:
+def expm1_over(t: Tensor) -> Tensor:
     """expm1(t) / t, and 1 at 0."""
     small = t.abs() < 1e-4
     safe = torch.where(small, 1, t)

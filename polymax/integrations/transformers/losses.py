@@ -168,16 +168,21 @@ class EntmaxLoss:
         finally:
             self._states = None
             model.train(training)
-        cap = getattr(model.config, "final_logit_softcapping", None)
-        factor = float((raw * found).sum() / raw.square().sum())
-        room = 2e-2 * float(found.abs().max())
-        if found.shape == raw.shape and torch.allclose(found, factor * raw, rtol=2e-2, atol=room):
-            # a factor that differs from 1 by rounding is 1
-            return (1.0 if abs(factor - 1) < 5e-3 else factor), None
-        capped = cap * torch.tanh(raw / cap) if cap else raw
-        if cap and found.shape == raw.shape and torch.allclose(found, capped, rtol=2e-2, atol=room):
-            return 1.0, float(cap)
-        raise ValueError(f"{type(model).__name__} must have logits that are its last layer's, scaled or capped")
+        return scale_and_cap(model, found, raw)
+
+
+def scale_and_cap(model: PreTrainedModel, found: Tensor, raw: Tensor) -> tuple[float, float | None]:
+    """The factor and the cap that make the logits of a model from those of its last layer; ValueError if none do."""
+    cap = getattr(model.config, "final_logit_softcapping", None)
+    factor = float((raw * found).sum() / raw.square().sum())
+    room = 2e-2 * float(found.abs().max())
+    if found.shape == raw.shape and torch.allclose(found, factor * raw, rtol=2e-2, atol=room):
+        # a factor that differs from 1 by rounding is 1
+        return (1.0 if abs(factor - 1) < 5e-3 else factor), None
+    capped = cap * torch.tanh(raw / cap) if cap else raw
+    if cap and found.shape == raw.shape and torch.allclose(found, capped, rtol=2e-2, atol=room):
+        return 1.0, float(cap)
+    raise ValueError(f"{type(model).__name__} must have logits that are its last layer's, scaled or capped")
 
 
 def _fully_sharded(module: nn.Module) -> bool:
