@@ -67,7 +67,7 @@ def distillation_loss(
 
     p is entmax of the logits, softmax for alpha = 1. Between 0 and 1 the divergence is finite for all p and q, and only
     the teacher's words need to be computed. At beta = 0 it is infinite if p leaves out a word of the teacher, at
-    beta = 1 if p has other words than the teacher: there alpha must be above 1. Rows of the teacher without a word are
+    beta = 1 if p has other words than the teacher: there alpha must be above 1, or the teacher must list all words. Rows of the teacher without a word are
     left out. The Fenchel-Young loss, which is finite and convex in the logits, is `linear_entmax_loss` with the teacher
     as its target.
 
@@ -91,7 +91,8 @@ def distillation_loss(
         )
     if reduction not in ("mean", "sum", "none"):
         raise ValueError(f"reduction must be 'mean', 'sum' or 'none'; got {reduction!r}")
-    if alpha == 1 and beta == 1:
+    whole = teacher.ids.shape[-1] == len(weight)
+    if alpha == 1 and beta == 1 and not whole:
         raise ValueError(
             "beta must be below 1 for alpha = 1: softmax gives weight to words that the teacher has not listed, and "
             "KL(p || q) is infinite"
@@ -117,6 +118,8 @@ def distillation_loss(
     elif found is not None and beta == 1:
         # rows without a teacher have a divergence that is finite, and is not counted
         each = _divergence(found.probs, torch.where(counted.unsqueeze(1), _at(ids, q, found.ids), 1))
+    elif beta == 1:
+        each = _divergence(p, q)
     else:
         mixed = beta * q + (1 - beta) * p
         # words that the teacher has not listed have m = (1 - beta) p

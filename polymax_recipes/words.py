@@ -29,14 +29,26 @@ def words_loss(
     if options.loss == "cross-entropy":
         scores = linear(states, weight, bias).float()
         return cross_entropy(scores, wanted, ignore_index=ignored, reduction="sum"), scores
-    device = states.device.type
-    mixed = torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)
-    states = states if mixed else states.to(weight.dtype)
     alpha = alpha_of(options)
     total = pm.linear_entmax_loss(
-        states, weight, wanted, bias, alpha=alpha, ignore_index=ignored, reduction="sum"
+        _like(states, weight), weight, wanted, bias, alpha=alpha, ignore_index=ignored, reduction="sum"
     )  # fmt: skip
     return total, None
+
+
+def teacher_loss(options: Any, states: Tensor, weight: Tensor, target: Tensor | pm.WordDistribution) -> Tensor:
+    """Return the sum of Fenchel-Young losses at a teacher's distributions: for cross-entropy, its divergences.
+
+    Shapes: states (n, size); weight (words, size); target (n, words), or a list for each row
+    """
+    return pm.linear_entmax_loss(_like(states, weight), weight, target, alpha=alpha_of(options), reduction="sum")
+
+
+def _like(states: Tensor, weight: Tensor) -> Tensor:
+    """Return states in the dtype of the weight, unless autocast chooses one."""
+    device = states.device.type
+    mixed = torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)
+    return states if mixed else states.to(weight.dtype)
 
 
 @torch.no_grad()

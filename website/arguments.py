@@ -109,6 +109,8 @@ ARGUMENTS: dict[str, str] = {
     "bias": "(words,) bias of the layer. None: it has none",
     "MultiheadAttention.bias": "True: projections have biases",
     "LinearEntmaxLoss.bias": "True: the layer has a bias",
+    "reference": "(words,) or (*batch, words) weights of a prior, at least 0; its losses are relative to it. None: no prior",
+    "AlphaDivergence.reference": "a number, or a tensor that broadcasts to the scores; at least 0, need not sum to 1",
     "class_weights": "(words,) weights of the words. None: all weigh 1",
     "softcap": "logits become softcap tanh(logits / softcap). None: they stay",
     "smooth": "a smoothing, such as `pm.Marginals(pm.Chain())`, or a regularizer for a choice among items",
@@ -223,7 +225,7 @@ RETURNS: dict[str, str] = {
     "LinearEntmaxLoss": "A module: called on states and targets, it returns the loss.",
     "Attention": "A module: called on a query and keys, it returns the context and the weights.",
     "StructuredAttention": "A module: called on scores and values, it returns the context and the expected parts.",
-    **_same("Gini Tsallis Shannon Fused Custom Bounded", _REGULARIZER),
+    **_same("AlphaDivergence Gini Tsallis Shannon Fused Custom Bounded", _REGULARIZER),
     **_same("StraightThrough PerturbAndMap ImplicitMLE Spigot", _VERTEX),
     **_same(
         "ScoreFunction SparseExpectation",
@@ -248,7 +250,7 @@ RAISES: dict[str, str] = {
     **_same(
         (
             "softmax sparsemax entmax fusedmax oscarmax normmax sq_pnorm_max groupedmax hardmax "
-            "Gini Tsallis Shannon Fused"
+            "AlphaDivergence Gini Tsallis Shannon Fused"
         ),
         _FLOAT,
     ),

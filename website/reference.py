@@ -40,7 +40,7 @@ FIRST = (
     *("Marginals", "SparseMap", "LocalMax", "HardMax", "Perturbed"),
     *("entmax_loss", "sparsemax_loss", "linear_entmax_loss", "crf_loss", "sparsemap_loss", "fenchel_young"),
     *("scaled_dot_product_attention", "MultiheadAttention", "CRF", "AdaptiveEntmax", "LinearEntmaxLoss"),
-    *("Gini", "Tsallis", "Shannon", "Fused", "StraightThrough", "PerturbAndMap", "ScoreFunction"),
+    *("Gini", "Tsallis", "Shannon", "AlphaDivergence", "Fused", "StraightThrough", "PerturbAndMap", "ScoreFunction"),
     *("soft_dtw", "dtw", "ctc_loss", "forced_align", "FactorGraph", "register", "load"),
 )
 # methods by which a structure, regularizer or estimator of one's own is written, or which other parts of polymax call

@@ -20,7 +20,7 @@ NOTHING = -100
 
 @dataclass
 class TokenLogProbs(ModelOutput):
-    """What a model with a `LogProbHead` returns, under the names of TRL; fields of -100 labels are 0.
+    """The result of a model with a `LogProbHead`, under the names of TRL; entries of labels of -100 are 0.
 
     Shapes: log_probs, entropy and label_mask (batch, n - 1), the next token of each but the last; loss ()
     """
@@ -47,10 +47,8 @@ class LogProbHead:
     earlier versions, which ask for log-probabilities of the last tokens. Only rows whose label is not -100 are
     computed. Scales and caps of logits are found by a pass over a few tokens.
 
-    Arguments: model, a causal language model whose last layer is linear, before a PEFT wrapper
-    (`model.get_base_model()`); temperature, a number above 0, by which logits are divided.
-
-    Raises: ValueError if the last layer is not linear, or logits are not scaled or capped outputs of it.
+    A model of PEFT is given as `model.get_base_model()`. ValueError if the last layer is not linear, or if logits are
+    not its outputs, scaled or capped.
 
     Example:
         >>> from transformers import LlamaConfig, LlamaForCausalLM
@@ -73,7 +71,7 @@ class LogProbHead:
         self._own = "forward" in vars(model)
         self.scale, self.softcap = self._transformation()
         # `generate` reads the names of arguments from the signature
-        model.forward = wraps(type(model).forward)(partial(self._called))
+        model.forward = wraps(type(model).forward)(partial(self._called))  # type: ignore[method-assign]
 
     def remove(self) -> None:
         """Restore the model's forward pass."""

@@ -30,10 +30,6 @@ class AlphaDivergence(Regularizer):
     the mapping of `Tsallis(alpha)`, and equal scores, with a reference that sums to 1, give the reference. An entry
     with q = 0 is left out, as one with a score of -inf. Thresholds are computed in float64.
 
-    Arguments: reference, at least 0; alpha, positive; gamma, positive, the temperature.
-
-    Raises: ValueError for a negative or infinite reference, or one that does not broadcast to the scores.
-
     Example:
         >>> prior = torch.tensor([0.7, 0.2, 0.1])
         >>> AlphaDivergence(prior).argmax(torch.zeros(3))

@@ -6,10 +6,12 @@ from typing import Annotated
 import rich
 import typer
 
+from polymax import WordDistribution
 from polymax.nn.attention_statistics import MEASURES
 from polymax_recipes.cli import fail, plain_errors
 from polymax_recipes.lm.sources import PARTS, source_documents
 from polymax_recipes.lm.task import attention_of, task
+from polymax_recipes.lm.teacher import RunTeacher, listed
 from polymax_recipes.outputs import atomic_write, save_picture, writable_directory, writable_file
 from polymax_recipes.training.commands import Device, Force, Late, RunDirectory, load_run
 from polymax_recipes.training.run import Run
@@ -64,7 +66,23 @@ def collect_sources(
             rich.get_console().print(f"wrote {out / part}.txt", highlight=False, soft_wrap=True, markup=False)
 
 
+def list_words(
+    run: RunDirectory,
+    data: Annotated[list[Path], typer.Argument(metavar="DATA", help="Text files, each of which is a document.")],
+    out: Annotated[Path, typer.Option(help="Folder to write.")] = Path("words"),
+    device: Device = "auto",
+) -> None:
+    """Write the tokens that a sparse language model allows at each place, with their probabilities, for --teacher."""
+    with plain_errors("stopped", ValueError):
+        trained = load_run(run, device, None)
+        if trained.task.name != task.name:
+            fail(f"{run} is a run of {trained.task.name}; only {task.name} can be a teacher of {task.name}")
+        windows = task.encode(task.read_as(data, trained.options), trained.vocabularies)
+        WordDistribution.save(out, listed(RunTeacher(run, windows), windows, trained.options.batch))
+        rich.get_console().print(f"wrote {out}", highlight=False, soft_wrap=True, markup=False)
+
+
 def add(app: typer.Typer) -> None:
     """Add the commands to the application."""
-    for command in (plot_supports, collect_sources):
+    for command in (plot_supports, collect_sources, list_words):
         app.command()(command)

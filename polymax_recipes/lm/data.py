@@ -27,11 +27,14 @@ def read_documents(files: Sequence[Path], context: int) -> list[Document]:
 
 
 class Batch(NamedTuple):
-    """Shapes: inputs (b, n), targets (b, n), NOTHING at padding; widths (b,), bytes that the targets stand for."""
+    """Shapes: inputs (b, n), targets (b, n), NOTHING at padding; widths (b,), bytes that the targets stand for; places
+    (b, n), the number of each target in the data.
+    """
 
     inputs: Tensor
     targets: Tensor
     widths: Tensor
+    places: Tensor
 
 
 class Windows:
@@ -46,6 +49,9 @@ class Windows:
         self.values = torch.cat([boundary, *parts])
         self.context = documents[0].context
         self.widths = tokens.widths
+        self.vocabulary, self.spelled = len(tokens), tokens.spelled()
+        # the targets of each text: its tokens, and the boundary after them
+        self.lengths = torch.tensor([len(part) + 1 for part in parts[::2]])
         predicted = len(self.values) - 1
         starts = torch.arange(0, predicted, self.context)
         self.sizes = (predicted - starts).clamp(max=self.context)
@@ -58,4 +64,4 @@ class Windows:
         inputs = torch.where(inside, self.values[places].long(), BOUNDARY)
         following = self.values[torch.where(inside, places + 1, 0)].long()
         widths = torch.where(inside, self.widths[following], 0).sum(1)
-        return Batch(inputs, torch.where(inside, following, NOTHING), widths)
+        return Batch(inputs, torch.where(inside, following, NOTHING), widths, places)

@@ -12,7 +12,7 @@ from torch.nn.functional import linear, silu
 import polymax as pm
 from polymax_recipes.lm.data import NOTHING, Batch
 from polymax_recipes.training.task import Measured, Model
-from polymax_recipes.words import word_log_probs, words_loss, words_measured
+from polymax_recipes.words import teacher_loss, word_log_probs, words_loss, words_measured
 
 ATTENTIONS: dict[str, Callable[[Any], Callable[..., Tensor]]] = {
     "softmax": lambda options: pm.softmax,
@@ -120,6 +120,17 @@ class LanguageModel(Model):
                 added = name.endswith(("leaving.weight", "down.weight"))
                 nn.init.normal_(parameter, std=0.02 / math.sqrt(2 * options.layers) if added else 0.02)
 
+        # in a list, which is no part of the model: its weights are not saved
+        self.teachers: list[Any] = []
+
+    def start(self, data: Any) -> None:
+        """Open the teacher, if there is one."""
+        if self.options.teacher:
+            # a teacher may be a language model itself
+            from polymax_recipes.lm.teacher import teacher_of
+
+            self.teachers = [teacher_of(self.options.teacher, data)]
+
     def forward(self, tokens: Tensor) -> Tensor:
         return self.scores(self.states(tokens)[0])
 
@@ -150,6 +161,8 @@ class LanguageModel(Model):
 
     def loss(self, batch: Batch) -> Measured:
         """The loss of each token; outside of training, bits for each byte and other measures of words."""
+        if self.training and self.teachers:
+            return self.distilled(batch)
         wanted = batch.targets.flatten()
         states, weight = self.states(batch.inputs)[0].flatten(0, 1), self.embedding.weight
         total, scores = words_loss(self.options, states, weight, None, wanted, NOTHING)
@@ -162,6 +175,13 @@ class LanguageModel(Model):
             given = None if scores is None else scores[there]
             found |= words_measured(self.options, states[there], weight, None, wanted[there], given)
         return found
+
+    def distilled(self, batch: Batch) -> Measured:
+        """The loss of each token whose target is the teacher's distribution."""
+        there = batch.targets != NOTHING
+        states = self.states(batch.inputs)[0][there]
+        target = self.teachers[0].targets(batch)
+        return {"loss": (teacher_loss(self.options, states, self.embedding.weight, target), there.sum())}
 
     def log_probs(self, states: Tensor, temperature: float = 1.0) -> Tensor:
         """Return log-probabilities of all tokens, from states; -inf for tokens that a sparse loss makes impossible."""

@@ -34,6 +34,9 @@ class LanguageModelOptions(Reading):
     length_scaling: bool = option(False, "Multiply the scores of a head by a learned function of the number of keys.")
     loss: str = option("cross-entropy", "Loss of the next token; sparse losses rule tokens out.", choices=LOSSES)
     loss_alpha: float = option(1.5, "Of the entmax loss.", least=1)
+    teacher: str = option(
+        "", "Run of lm, or folder of WordDistribution.save, whose distributions are learned instead of the next tokens."
+    )
     context: int = option(512, "Tokens that are read at once: the farthest that a model looks back.", least=1)
     size: int = option(256, "Size of the states.", least=2)
     layers: int = option(4, "Layers of the transformer.", least=1)

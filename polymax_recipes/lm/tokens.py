@@ -38,6 +38,10 @@ class Bytes:
         """The text of tokens; bytes that are not UTF-8 are shown as U+FFFD, boundaries left out."""
         return bytes(number - 1 for number in numbers if number != BOUNDARY).decode(errors="replace")
 
+    def spelled(self) -> list[str] | None:
+        """Return None: bytes are the same in all runs."""
+        return None
+
     @property
     def widths(self) -> Tensor:
         """The number of bytes that each token stands for, (tokens,)."""
@@ -69,6 +73,10 @@ class Pieces:
     def decode(self, numbers: Sequence[int]) -> str:
         """The text of tokens; bytes that are not UTF-8 are shown as U+FFFD, boundaries left out."""
         return self.subwords.tokenizer.decode([n for n in numbers if n != BOUNDARY], skip_special_tokens=False)
+
+    def spelled(self) -> list[str] | None:
+        """Return the spelling of each piece."""
+        return list(self.subwords.pieces(range(len(self))))
 
     @property
     def widths(self) -> Tensor:
