@@ -67,9 +67,9 @@ def distillation_loss(
 
     p is entmax of the logits, softmax for alpha = 1. Between 0 and 1 the divergence is finite for all p and q, and only
     the teacher's words need to be computed. At beta = 0 it is infinite if p leaves out a word of the teacher, at
-    beta = 1 if p has other words than the teacher: there alpha must be above 1, or the teacher must list all words. Rows of the teacher without a word are
-    left out. The Fenchel-Young loss, which is finite and convex in the logits, is `linear_entmax_loss` with the teacher
-    as its target.
+    beta = 1 if p has other words than the teacher: there alpha must be above 1, or the teacher must list all words.
+    Rows of the teacher without a word are left out. The Fenchel-Young loss, which is finite and convex in the logits,
+    is `linear_entmax_loss` with the teacher as its target.
 
     Shapes: hidden (*batch, d); weight (words, d); teacher.ids and teacher.probs (*batch, k)
 

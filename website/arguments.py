@@ -109,7 +109,7 @@ ARGUMENTS: dict[str, str] = {
     "bias": "(words,) bias of the layer. None: it has none",
     "MultiheadAttention.bias": "True: projections have biases",
     "LinearEntmaxLoss.bias": "True: the layer has a bias",
-    "reference": "(words,) or (*batch, words) weights of a prior, at least 0; its losses are relative to it. None: no prior",
+    "reference": "(words,) or (*batch, words) weights of a prior, to which the loss is relative. None: no prior",
     "AlphaDivergence.reference": "a number, or a tensor that broadcasts to the scores; at least 0, need not sum to 1",
     "class_weights": "(words,) weights of the words. None: all weigh 1",
     "softcap": "logits become softcap tanh(logits / softcap). None: they stay",

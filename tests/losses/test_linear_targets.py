@@ -420,3 +420,16 @@ def test_folders_that_are_damaged(tmp_path):
         pm.WordDistribution.save(tmp_path / "nan", [pm.WordDistribution(lists.ids, lists.probs * torch.nan, WORDS)])
     with pytest.raises(ValueError, match="at least one WordDistribution"):
         pm.WordDistribution.save(tmp_path / "none", [])
+
+
+def test_a_softmax_student_of_a_teacher_of_all_words():
+    """KL(student, teacher) is finite if the teacher lists every word."""
+    hidden, weight, bias = layer()
+    q = torch.softmax(torch.randn(ROWS, WORDS, dtype=torch.float64, generator=torch.Generator().manual_seed(5)), -1)
+    whole = pm.WordDistribution(torch.arange(WORDS).expand(ROWS, -1), q, WORDS)
+    found = pm.distillation_loss(hidden, weight, whole, bias, alpha=1.0, beta=1.0)
+    logs = linear(hidden, weight, bias).log_softmax(-1)
+    expected = (logs.exp() * (logs - q.log())).sum(-1).mean()
+    close(found, expected, "KL(p || q)")
+    for a, b in zip(*(torch.autograd.grad(loss, (hidden, weight, bias)) for loss in (found, expected))):
+        close(a, b, "gradient")

@@ -1,4 +1,11 @@
-"""A plugin for pytest that puts losses of polymax under the names of Liger-Kernel and of cut cross-entropy."""
+"""A plugin for pytest that puts losses of polymax under the names of Liger-Kernel and of cut cross-entropy.
+
+    cd LIGER; PYTHONPATH=src:.:POLYMAX/tests/peers_own python -m pytest -p peers_swap \\
+        test/transformers/test_fused_linear_cross_entropy.py test/transformers/test_fused_linear_jsd.py \\
+        -k "not accuracy and not predicted and not token_scaling and not structured_output"
+    cd CUT; TORCHDYNAMO_DISABLE=1 PYTHONPATH=.:POLYMAX/tests/peers_own python -m pytest -p peers_swap \\
+        tests/test_cce_loss_forward.py tests/test_cce_loss_backward.py -k "not torch_compile and not cce_exact"
+"""
 
 import importlib
 import sys

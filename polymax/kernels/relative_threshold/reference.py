@@ -46,10 +46,10 @@ def weights_at(z: Tensor, w: Tensor, t: Tensor, a: Tensor) -> Tensor:
     """Return w (1 + (a - 1) (z + t))_+ ^ (1 / (a - 1)), or w exp(z + t) for a = 1; NaN where t is NaN."""
     b = torch.where(a == 1, 1.0, a - 1)
     u = b * (z + t)
-    # NaN is not at most -1
     inside = (w > 0) & (~(u <= -1) | (a == 1))
     power = torch.log1p(torch.where(inside & (a != 1), u, 0)) / b
-    return torch.where(inside | t.isnan(), w * torch.exp(torch.where(a == 1, z + t, power)), 0)
+    found = torch.where(inside, w * torch.exp(torch.where(a == 1, z + t, power)), 0)
+    return torch.where(t.isnan(), torch.nan, found)
 
 
 def _root(z: Tensor, w: Tensor, keep: Tensor, a: Tensor) -> Tensor:
