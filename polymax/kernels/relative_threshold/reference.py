@@ -65,6 +65,8 @@ def _root(z: Tensor, w: Tensor, keep: Tensor, a: Tensor) -> Tensor:
     # for alpha <= 2 the r-norm is convex or concave, and Newton's steps stay on this side
     t = high
     steep = b > 1
+    # a row that has its root keeps it: further steps, which other rows need, could change its last bits
+    settled = ~alive
     for step in range(3 * HALVINGS):
         u = b * (z + t)
         inside = keep & (u > -1)
@@ -80,8 +82,9 @@ def _root(z: Tensor, w: Tensor, keep: Tensor, a: Tensor) -> Tensor:
         usable = (newton >= low - room) & (newton <= high + room) & ~(steep & (step % 3 == 2))
         new = torch.where(usable, newton.clamp(low, high), middle)
         small = 4 * eps * (1 + t.abs())
-        done = (high - low <= small) | (usable & ~steep & ((new - t).abs() <= small)) | ~alive
-        t = torch.where(done & ~usable, t, new)
-        if (z.is_cpu or step % 8 == 7) and bool(done.all()):
+        done = (high - low <= small) | (usable & ~steep & ((new - t).abs() <= small))
+        t = torch.where(settled | (done & ~usable), t, new)
+        settled = settled | done
+        if (z.is_cpu or step % 8 == 7) and bool(settled.all()):
             break
     return t
