@@ -159,22 +159,17 @@ def _write_to(output):
 
 
 def _gather_on_the_host():
-    """Let the functional collectives of tensors on a GPU, which DTensors use, run on copies in the host's memory.
+    """Let the functional all-gather of tensors on a GPU, by which DTensors become whole, run in the host's memory.
 
-    Gloo reads the addresses of a GPU as the host's in an all-gather of that kind, and the process ends by SIGSEGV.
+    Gloo takes the addresses of a GPU for the host's in this collective, and in no other: SIGSEGV ends the process.
     """
-    library = torch.library.Library("_c10d_functional", "IMPL")
-    for name in ("all_gather_into_tensor", "all_reduce", "all_to_all_single", "broadcast", "reduce_scatter_tensor"):
-        library.impl(name, _on_the_host(getattr(torch.ops._c10d_functional, name).default), "CUDA")
-    # the registration ends with the object
-    _REGISTERED.append(library)
+    op = torch.ops._c10d_functional.all_gather_into_tensor.default
 
-
-_REGISTERED = []
-
-
-def _on_the_host(op):
-    def call(t, *args):
+    def gather(t, *args):
         return torch.ops._c10d_functional.wait_tensor(op(t.cpu(), *args)).to(t.device)
 
-    return call
+    _LIBRARY.impl("all_gather_into_tensor", gather, "CUDA")
+
+
+# a registration ends with its library
+_LIBRARY = torch.library.Library("_c10d_functional", "IMPL")
