@@ -9,6 +9,7 @@ from polymax.backend.function import surely
 from polymax.integrations.transformers.cache import BOXES
 from polymax.integrations.transformers.packed import (
     Sequences,
+    own_documents,
     packed_sequences,
     paged_keys,
     says_the_same,
@@ -92,11 +93,14 @@ def attention(
         # a mask of the model may hide more keys: both masks apply
         mask = with_bias(packed.mask(*sizes), None if mask is None else _kept(mask, sizes[1]))
         causal, window = False, None
-    elif mask is not None:
-        mask, causal, window = _kept(mask, sizes[1]), False, None
-    elif sizes[0] == 1:
-        # a single query comes after all keys
-        causal = False
+    else:
+        own = own_documents(options.get("position_ids"), query, key, mask, causal)
+        if mask is not None:
+            mask, causal, window = _kept(mask, sizes[1]), False, None
+        elif sizes[0] == 1:
+            # a single query comes after all keys
+            causal = False
+        mask = with_bias(own, mask)
     if isinstance(mapping, BlockRoutedAttention):
         if packed is not None or indices is not None or block_indices is not None:
             raise ValueError("block routing over packed sequences takes neither masks of its own, weights nor indices")

@@ -1,15 +1,22 @@
-"""Sequences that a model packs into one row: their starts, and a test for masks that hide more than other sequences."""
+"""Sequences that a model packs into rows: their starts or masks, and a test for masks that hide more than others."""
 
+import weakref
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.utils.weak import WeakTensorKeyDictionary
 
 from polymax.kernels.sparse_attention.geometry import allowed
 from polymax.nn.attention_pattern import pattern_of
 
-# the attribute in which a tensor that all layers share caches its test
-FOUND = "polymax_found"
+_REFUSED = (
+    "position_ids begin again, which marks documents that must not see each other: give cu_seq_lens_q and "
+    "cu_seq_lens_k, as DataCollatorWithFlattening(return_flash_attn_kwargs=True) does, or a mask"
+)
+# results of tests on masks and positions, which all layers share: by the tensor, by what was tested
+_TESTED = WeakTensorKeyDictionary()
 
 
 class Sequences(NamedTuple):
@@ -53,34 +60,133 @@ def says_the_same(mask: Tensor, found: Sequences, queries: int, keys: int) -> bo
     """Return True if a mask shows the sequences' keys, and adds nothing: it is compared once for all layers."""
     if mask.dim() != 4 or mask.shape[:2] != (1, 1) or mask.shape[2] != queries:
         return False
-    key = (id(found.starts_q), found.starts_q._version, mask._version, found.is_causal, found.window, queries, keys)
-    known: dict[Any, bool] = mask.__dict__.setdefault(FOUND, {})
-    if key not in known:
+
+    def test() -> bool:
         sees, given = found.mask(queries, keys), mask[..., :keys]
         if given.dtype != torch.bool:
             plain = (given == 0) | (given <= torch.finfo(given.dtype).min)
             given = (given == 0) if bool(plain.all()) else ~sees
-        known[key] = torch.equal(given, sees)
-    return known[key]
+        return torch.equal(given, sees)
+
+    return _remembered((mask, found.starts_q), (found.is_causal, found.window, queries, keys), test)
 
 
 def _starts_of_positions(positions: Any, query: Tensor, key: Tensor, bare: bool) -> Tensor | None:
     """The starts of sequences, rows one after another, from positions that begin again; None if rows are whole."""
-    if not isinstance(positions, Tensor) or torch.compiler.is_compiling():
-        return None
     rows, tokens = len(query), query.shape[2]
-    if positions.dim() != 2 or positions.shape[1] != tokens or tokens < 2 or key.shape[2] != tokens:
+    if not _are_of_rows(positions, query) or _is_fixed(query) or tokens < 2 or key.shape[2] != tokens:
         return None
-    if len(positions) not in (1, rows) or (rows > 1 and not bare):
+    if rows > 1 and not bare:
         return None
-    known: dict[tuple[int, int], Tensor | None] = positions.__dict__.setdefault(FOUND, {})
-    kind = positions._version, rows
-    if kind not in known:
+
+    def starts() -> Tensor | None:
         begins = (positions.diff() != 1).expand(rows, -1)
         first = torch.cat([begins.new_ones(rows, 1), begins], 1).flatten().nonzero()[:, 0]
         ends = first.new_tensor([rows * tokens])
-        known[kind] = torch.cat([first, ends]).int() if len(first) > rows else None
-    return known[kind]
+        return torch.cat([first, ends]).int() if len(first) > rows else None
+
+    return _remembered((positions,), ("starts", rows), starts)
+
+
+def own_documents(positions: Any, query: Tensor, key: Tensor, mask: Tensor | None, is_causal: bool) -> Tensor | None:
+    """Return True for keys of each query's own document, bool (N or 1, 1, L, S), by positions; None hides nothing.
+
+    This is for calls that `packed_sequences` leaves whole: rows of a batch with a mask, keys of a cache, and compiled
+    code, which cannot look at positions. There a call without a mask, for which no mask is to be made, raises a
+    RuntimeError if positions begin again.
+    """
+    tokens, keys = query.shape[2], key.shape[2]
+    if not _are_of_rows(positions, query):
+        return None
+    if not is_causal:
+        _refuse_documents(positions, query, keys, mask)
+        return None
+    if keys == tokens:
+        return _same_document(positions, query, mask)
+    return _last_keys(positions, query, keys, mask)
+
+
+def _same_document(positions: Tensor, query: Tensor, mask: Tensor | None) -> Tensor | None:
+    """`own_documents` of rows without a cache: a document ends where the next position is not the next number."""
+    if query.shape[2] < 2:
+        return None
+    if mask is None:
+        # `packed_sequences` has read the positions of other calls
+        if _is_fixed(query):
+            torch._assert_async((positions.diff() == 1).all(), _REFUSED)
+        return None
+    if not _is_fixed(query) and _remembered((positions,), ("whole",), lambda: bool((positions.diff() == 1).all())):
+        return None
+    numbers = nn.functional.pad((positions.diff() != 1).cumsum(-1, dtype=torch.int32), (1, 0))
+    return numbers[:, None, :, None] == numbers[:, None, None, :]
+
+
+def _last_keys(positions: Tensor, query: Tensor, keys: int, mask: Tensor | None) -> Tensor | None:
+    """`own_documents` over a cache: the token at position p of a document sees the last p + 1 of its visible keys."""
+
+    def visible() -> Tensor:
+        if mask is not None:
+            kept = mask[..., :keys]
+            return (kept if kept.dtype == torch.bool else kept > torch.finfo(kept.dtype).min).any(1, keepdim=True)
+        tokens = query.shape[2]
+        # a single query comes after all keys; several are the first ones of a cache that is not full
+        return torch.ones(1, 1, tokens, keys, dtype=torch.bool, device=query.device).tril(keys if tokens == 1 else 0)
+
+    def fits() -> Tensor:
+        return (visible().sum(-1) <= positions[:, None] + 1).all()
+
+    if _is_fixed(query):
+        if mask is None:
+            torch._assert_async(fits(), _REFUSED)
+            return None
+    else:
+        shared = (positions,) if mask is None else (mask, positions)
+        if _remembered(shared, ("fits", keys), lambda: bool(fits())):
+            return None
+    following = visible().flip(-1).cumsum(-1, dtype=torch.int32).flip(-1)
+    return following <= positions[:, None, :, None] + 1
+
+
+def _refuse_documents(positions: Tensor, query: Tensor, keys: int, mask: Tensor | None) -> None:
+    """Raise if positions are 0 inside of a row of attention that is not causal, and no mask may tell documents apart."""
+    if mask is not None or query.shape[2] != keys or keys < 2:
+        return
+
+    def fits() -> Tensor:
+        return (positions[:, 1:] != 0).all()
+
+    if _is_fixed(query):
+        torch._assert_async(fits(), _REFUSED)
+    elif not _remembered((positions,), ("one document",), lambda: bool(fits())):
+        raise ValueError(_REFUSED)
+
+
+def _are_of_rows(positions: Any, query: Tensor) -> bool:
+    """Return True if positions are (rows, tokens) of the query, or (1, tokens) for all rows."""
+    if not isinstance(positions, Tensor) or positions.dim() != 2 or positions.shape[1] != query.shape[2]:
+        return False
+    return positions.shape[0] in (1, len(query))
+
+
+def _is_fixed(query: Tensor) -> bool:
+    """Return True if the call may not depend on numbers in tensors: it is compiled, or captured as a CUDA graph."""
+    return torch.compiler.is_compiling() or (query.is_cuda and torch.cuda.is_current_stream_capturing())
+
+
+def _remembered(tensors: tuple[Tensor, ...], place: tuple[Any, ...], test: Callable[[], Any]) -> Any:
+    """The result of a test of tensors, which all layers share: numbers are read from the device once.
+
+    The result is kept with the first tensor, as long as none of them was changed.
+    """
+    if any(t.is_inference() for t in tensors):
+        # changes of such a tensor are not counted
+        return test()
+    known = _TESTED.setdefault(tensors[0], {})
+    versions = [t._version for t in tensors]
+    found = known.get(place)
+    if found is None or found[0] != versions or any(ref() is not t for ref, t in zip(found[1], tensors)):
+        found = known[place] = (versions, [weakref.ref(t) for t in tensors], test())
+    return found[2]
 
 
 def window_of(size: Any) -> tuple[int, int] | None:
