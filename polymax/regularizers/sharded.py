@@ -11,7 +11,7 @@ from torch import Tensor
 
 from polymax import _check
 from polymax.sharding import rows
-from polymax.sharding.placements import Argument, Placed, Sharded, locally, placed
+from polymax.sharding.placements import Argument, Placed, Sharded, local_part, locally, placed
 
 
 def argmax(regularizer: Any, x: Sharded, dim: int, mask: Sharded) -> Tensor:
@@ -76,7 +76,7 @@ class _Row:
         self._like, self._dims = x, of_rows
         mesh = x.device_mesh
         self.groups = tuple(mesh.get_group(m) for m in of_rows)
-        self.scores = x.to_local()
+        self.scores = local_part(x, x.placements)
         if mask is not None:
             whole = mask.expand(x.shape).redistribute(mesh, x.placements).to_local()
             self.scores = self.scores.masked_fill(~whole, -torch.inf)
@@ -101,7 +101,7 @@ class _Row:
                 targets.append(place)
                 # each process of the row has a part of the gradient
                 slopes.append(Partial() if broadcast or m in self._dims else place)
-            return t.redistribute(t.device_mesh, targets).to_local(grad_placements=slopes)
+            return local_part(t, targets, slopes)
 
         return regularizer._map_tensors(local)
 

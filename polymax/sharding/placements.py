@@ -21,6 +21,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.autograd import Function
 
 from polymax.backend.dispatch import PLAIN
 
@@ -78,8 +79,7 @@ class Placed:
             place, broadcast = self._place(t, argument.events, axis)
             target.append(place)
             slopes.append(Partial() if broadcast else place)
-        moved = t.redistribute(self.mesh, target)
-        return moved.to_local(grad_placements=slopes)
+        return local_part(t, target, slopes)
 
     def _place(self, t: Tensor, events: int, axis: int | None) -> tuple[Any, bool]:
         """The placement of a tensor along a mesh dimension, and whether all processes there share the tensor."""
@@ -123,6 +123,32 @@ class Placed:
         return DTensor.from_local(t, self.mesh, places, run_check=False).redistribute(
             self.mesh, [Replicate()] * self.mesh.ndim
         )
+
+
+def local_part(t: Sharded, targets: Sequence[Any], slopes: Sequence[Any] | None = None) -> Tensor:
+    """The part of this process of a DTensor that is moved to `targets`; its gradient is placed by `slopes`.
+
+    It is `redistribute` and `to_local`. Before torch 2.13 the gradient of these has no derivative of its own: second
+    derivatives were zero. This one has.
+    """
+    if tuple(t.placements) != tuple(targets):
+        t = t.redistribute(t.device_mesh, targets)
+    return _LocalPart.apply(t, tuple(targets if slopes is None else slopes))
+
+
+class _LocalPart(Function):
+    @staticmethod
+    def forward(ctx: Any, t: Sharded, slopes: tuple[Any, ...]) -> Tensor:
+        ctx.given = t.device_mesh, slopes, t.shape, t.stride()
+        part = t.to_local()
+        return part.view_as(part)
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> tuple[Any, None]:
+        from torch.distributed.tensor import DTensor
+
+        mesh, slopes, shape, stride = ctx.given
+        return DTensor.from_local(g, mesh, slopes, run_check=False, shape=shape, stride=stride), None
 
 
 def placed(arguments: Sequence[Argument]) -> Placed:

@@ -38,7 +38,8 @@ def values_are_checked():
 
 
 def placed(t, mesh, places, derived=False):
-    return distribute_tensor(t.detach(), mesh, places).requires_grad_(derived)
+    # a broadcast writes into its tensor
+    return distribute_tensor(t.detach().clone(), mesh, places).requires_grad_(derived)
 
 
 def differences(name, found, expected):

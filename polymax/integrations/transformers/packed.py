@@ -148,7 +148,7 @@ def _last_keys(positions: Tensor, query: Tensor, keys: int, mask: Tensor | None)
 
 
 def _refuse_documents(positions: Tensor, query: Tensor, keys: int, mask: Tensor | None) -> None:
-    """Raise if positions are 0 inside of a row of attention that is not causal, and no mask may tell documents apart."""
+    """Raise if positions of attention that is not causal are 0 inside of a row, and no mask tells documents apart."""
     if mask is not None or query.shape[2] != keys or keys < 2:
         return
 
