@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.distributed import trainings
+from tests.distributed import parallel_trainers, trainings
 from tests.distributed.processes import Processes
 
 
@@ -33,6 +33,12 @@ def test_losses_are_those_of_one_process(two, training):
 def test_a_plan_of_transformers_keeps_each_heads_alpha(two, tmp_path):
     pytest.importorskip("transformers", reason="transformers is not installed")
     assert two.run(trainings.tensor_parallel_model, str(tmp_path)) == [[]] * 2
+
+
+@pytest.mark.parametrize("training", [parallel_trainers.trainer_tensor_parallel], ids=lambda t: t.__name__)
+def test_a_trainer_of_a_plan_has_the_losses_of_one_process(two, training, tmp_path):
+    pytest.importorskip("transformers", reason="transformers is not installed")
+    assert two.run(training, str(tmp_path)) == [[]] * 2
 
 
 # the last one: DeepSpeed replaces the attention of the processes

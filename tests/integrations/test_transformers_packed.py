@@ -236,3 +236,80 @@ def test_block_routing_in_a_model(tmp_path):
     model.save_pretrained(tmp_path)
     equal(integration.load(tmp_path)(rows[0][None]).logits, whole.logits, "routers are saved with the model")
     assert integration.use(make("llama", "eager"), "polymax_block_routed")
+
+
+def packed_rows(rows, starts=False):
+    collate = transformers.DataCollatorWithFlattening(return_flash_attn_kwargs=starts)
+    packed = collate([{"input_ids": row.tolist()} for row in rows])
+    packed.pop("labels")
+    return packed
+
+
+@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script.*:DeprecationWarning")
+@pytest.mark.parametrize("fullgraph", [False, True])
+@torch.no_grad()
+def test_compiled_models_keep_documents_apart_or_raise(fullgraph):
+    model, rows = make("gemma", layers=2), documents()
+    alone = torch.cat([model(row[None], use_cache=False).logits[0] for row in rows])
+    mask = {"attention_mask": torch.ones(1, sum(LENGTHS), dtype=torch.long)}
+    torch._dynamo.reset()
+    compiled = torch.compile(model, backend="eager", fullgraph=fullgraph)
+    for starts, more in ((False, {}), (False, mask), (True, {}), (True, mask)):
+        found = compiled(**packed_rows(rows, starts), **more, use_cache=False).logits[0]
+        assert torch.allclose(found, alone, atol=1e-4), f"starts {starts}, mask {bool(more)}"
+    plain = make("llama", layers=1)
+    torch._dynamo.reset()
+    compiled = torch.compile(plain, backend="eager", fullgraph=fullgraph)
+    close(compiled(rows[0][None]).logits, plain(rows[0][None]).logits, "one document")
+    # with a cache, Transformers makes no mask of the positions
+    with pytest.raises(RuntimeError, match="position_ids begin again"):
+        compiled(**packed_rows(rows))
+
+
+def test_documents_with_masks_and_caches():
+    q, k, v = heads(6, batch=2)
+    positions = torch.tensor([[0, 1, 2, 0, 1, 2], [0, 1, 2, 3, 0, 1]])
+    keep = torch.ones(6, 6).tril().bool() & (torch.arange(6) != 1)
+    same = torch.stack([keep, keep])[:, None]
+    same[0, 0, 3:, :3] = same[1, 0, 4:, :4] = False
+    expected = attend((q, k, v), same)[0]
+    mask = keep[None, None].expand(2, 1, 6, 6)
+    close(attend((q, k, v), mask, position_ids=positions)[0], expected, "a mask does not tell documents")
+    low = torch.zeros(2, 1, 6, 6).masked_fill(~mask, torch.finfo(torch.float32).min)
+    close(attend((q, k, v), low, position_ids=positions)[0], expected, "nor does a float mask")
+    whole = torch.ones(6, 6).tril().bool()
+    whole[3:, :3] = False
+    expected = attend((q[:1], k[:1], v[:1]), whole[None, None])[0]
+    # the last token over a cache, and the first ones of a cache that is not full
+    last = attend((q[:1, :, 5:], k[:1], v[:1]), position_ids=positions[:1, 5:])[0]
+    close(last, expected[:, 5:], "a token sees the keys of its document")
+    seen = (torch.arange(9) <= torch.arange(6)[:, None])[None, None]
+    longer = [torch.cat([t[:1], torch.randn(1, 2, 3, 4)], 2) for t in (k, v)]
+    for given in (seen, None):
+        close(attend((q[:1], *longer), given, position_ids=positions[:1])[0], expected, "a static cache")
+    # a tensor that is changed is read again
+    positions.copy_(torch.arange(6).expand(2, 6))
+    plain = attend((q, k, v), mask)[0]
+    close(attend((q, k, v), mask, position_ids=positions)[0], plain, "positions are read again")
+    with torch.inference_mode():
+        close(attend((q, k, v), mask, position_ids=torch.arange(6)[None])[0], plain, "tensors without versions")
+
+
+def test_encoders_are_told_of_documents():
+    q, k, v = heads(4)
+    module = torch.nn.Module()
+    module.is_causal = False
+    attend((q, k, v), module=module, position_ids=torch.arange(4)[None])
+    with pytest.raises(ValueError, match="position_ids begin again"):
+        attend((q, k, v), module=module, position_ids=torch.tensor([[0, 1, 0, 1]]))
+
+
+@torch.no_grad()
+def test_generation_after_packed_prompts_continues_the_last():
+    model, rows = make("llama"), documents()
+    told = {"max_new_tokens": 4, "min_new_tokens": 4, "do_sample": False}
+    alone = model.generate(rows[-1][None], **told)[0, len(rows[-1]) :]
+    for more in ({}, {"cache_implementation": "static"}):
+        found = model.generate(**packed_rows(rows), **told, **more)[0, sum(LENGTHS) :]
+        equal(found, alone, f"{more}")
