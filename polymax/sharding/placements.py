@@ -128,8 +128,8 @@ class Placed:
 def local_part(t: Sharded, targets: Sequence[Any], slopes: Sequence[Any] | None = None) -> Tensor:
     """The part of this process of a DTensor that is moved to `targets`; its gradient is placed by `slopes`.
 
-    It is `redistribute` and `to_local`. Before torch 2.13 the gradient of these has no derivative of its own: second
-    derivatives were zero. This one has.
+    It is `redistribute` and `to_local`. Under torch 2.11 the gradient of `to_local` has no derivative of its own, and
+    second derivatives would be zero; this one has.
     """
     if tuple(t.placements) != tuple(targets):
         t = t.redistribute(t.device_mesh, targets)

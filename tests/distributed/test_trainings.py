@@ -35,13 +35,21 @@ def test_a_plan_of_transformers_keeps_each_heads_alpha(two, tmp_path):
     assert two.run(trainings.tensor_parallel_model, str(tmp_path)) == [[]] * 2
 
 
-@pytest.mark.parametrize("training", [parallel_trainers.trainer_tensor_parallel], ids=lambda t: t.__name__)
-def test_a_trainer_of_a_plan_has_the_losses_of_one_process(two, training, tmp_path):
+def test_trainer_of_a_plan_has_the_losses_of_one_process(two, tmp_path):
     pytest.importorskip("transformers", reason="transformers is not installed")
-    assert two.run(training, str(tmp_path)) == [[]] * 2
+    assert two.run(parallel_trainers.trainer_tensor_parallel, str(tmp_path)) == [[]] * 2
 
 
-# the last one: DeepSpeed replaces the attention of the processes
+# the last ones: DeepSpeed replaces the attention of the processes
 def test_exchanges_over_heads(two):
     pytest.importorskip("deepspeed", reason="deepspeed is not installed")
     assert two.run(trainings.exchanged_heads) == [[]] * 2
+
+
+def test_accelerate_exchanges_heads():
+    pytest.importorskip("deepspeed", reason="deepspeed is not installed")
+    processes = Processes(2)
+    try:
+        assert processes.run(parallel_trainers.accelerate_exchanges) == [[]] * 2
+    finally:
+        processes.close()
