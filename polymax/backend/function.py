@@ -259,3 +259,13 @@ def eager(function: type[Function]) -> type[Function]:
 
     members = {"forward": staticmethod(forward), "backward": staticmethod(function.backward)}
     return type(function.__name__, (Function,), members)
+
+
+def is_fixed(t: Tensor) -> bool:
+    """Return True if the call may not depend on numbers in tensors: it is compiled, or captured as a CUDA graph."""
+    return torch.compiler.is_compiling() or (t.is_cuda and torch.cuda.is_current_stream_capturing())
+
+
+def require(condition: Tensor, message: str) -> None:
+    """Raise a RuntimeError with the message unless `condition` is True, without reading it in compiled code."""
+    torch._assert_async(condition, message)

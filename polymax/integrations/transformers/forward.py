@@ -80,9 +80,7 @@ def attention(
     if cache is not None:
         # the mask that a model makes from positions has only new tokens; cu_seq_lens are complete
         return _over_pages(query, key, value, packed, biased, told), None
-
-    sizes = query.shape[2], key.shape[2]
-    mask = attention_mask
+    sizes, mask = (query.shape[2], key.shape[2]), attention_mask
     if packed is not None:
         extra = biased or torch.compiler.is_compiling()
         same = mask is None or (not extra and len(query) == 1 and says_the_same(mask, packed, *sizes))
@@ -97,9 +95,8 @@ def attention(
         own = own_documents(options.get("position_ids"), query, key, mask, causal)
         if mask is not None:
             mask, causal, window = _kept(mask, sizes[1]), False, None
-        elif sizes[0] == 1:
-            # a single query comes after all keys
-            causal = False
+        # a single query comes after all keys
+        causal = causal and sizes[0] > 1
         mask = with_bias(own, mask)
     if isinstance(mapping, BlockRoutedAttention):
         if packed is not None or indices is not None or block_indices is not None:

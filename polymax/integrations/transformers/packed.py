@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.weak import WeakTensorKeyDictionary
 
+from polymax.backend.function import is_fixed, require
 from polymax.kernels.sparse_attention.geometry import allowed
 from polymax.nn.attention_pattern import pattern_of
 
@@ -15,7 +16,7 @@ _REFUSED = (
     "position_ids begin again, which marks documents that must not see each other: give cu_seq_lens_q and "
     "cu_seq_lens_k, as DataCollatorWithFlattening(return_flash_attn_kwargs=True) does, or a mask"
 )
-# results of tests on masks and positions, which all layers share: by the tensor, by what was tested
+# results of tests on masks and positions, which all layers share, by tensor and by test
 _TESTED = WeakTensorKeyDictionary()
 
 
@@ -74,7 +75,7 @@ def says_the_same(mask: Tensor, found: Sequences, queries: int, keys: int) -> bo
 def _starts_of_positions(positions: Any, query: Tensor, key: Tensor, bare: bool) -> Tensor | None:
     """The starts of sequences, rows one after another, from positions that begin again; None if rows are whole."""
     rows, tokens = len(query), query.shape[2]
-    if not _are_of_rows(positions, query) or _is_fixed(query) or tokens < 2 or key.shape[2] != tokens:
+    if not _are_of_rows(positions, query) or is_fixed(query) or tokens < 2 or key.shape[2] != tokens:
         return None
     if rows > 1 and not bare:
         return None
@@ -112,10 +113,10 @@ def _same_document(positions: Tensor, query: Tensor, mask: Tensor | None) -> Ten
         return None
     if mask is None:
         # `packed_sequences` has read the positions of other calls
-        if _is_fixed(query):
-            torch._assert_async((positions.diff() == 1).all(), _REFUSED)
+        if is_fixed(query):
+            require((positions.diff() == 1).all(), _REFUSED)
         return None
-    if not _is_fixed(query) and _remembered((positions,), ("whole",), lambda: bool((positions.diff() == 1).all())):
+    if not is_fixed(query) and _remembered((positions,), ("whole",), lambda: bool((positions.diff() == 1).all())):
         return None
     numbers = nn.functional.pad((positions.diff() != 1).cumsum(-1, dtype=torch.int32), (1, 0))
     return numbers[:, None, :, None] == numbers[:, None, None, :]
@@ -135,9 +136,9 @@ def _last_keys(positions: Tensor, query: Tensor, keys: int, mask: Tensor | None)
     def fits() -> Tensor:
         return (visible().sum(-1) <= positions[:, None] + 1).all()
 
-    if _is_fixed(query):
+    if is_fixed(query):
         if mask is None:
-            torch._assert_async(fits(), _REFUSED)
+            require(fits(), _REFUSED)
             return None
     else:
         shared = (positions,) if mask is None else (mask, positions)
@@ -155,8 +156,8 @@ def _refuse_documents(positions: Tensor, query: Tensor, keys: int, mask: Tensor 
     def fits() -> Tensor:
         return (positions[:, 1:] != 0).all()
 
-    if _is_fixed(query):
-        torch._assert_async(fits(), _REFUSED)
+    if is_fixed(query):
+        require(fits(), _REFUSED)
     elif not _remembered((positions,), ("one document",), lambda: bool(fits())):
         raise ValueError(_REFUSED)
 
@@ -166,11 +167,6 @@ def _are_of_rows(positions: Any, query: Tensor) -> bool:
     if not isinstance(positions, Tensor) or positions.dim() != 2 or positions.shape[1] != query.shape[2]:
         return False
     return positions.shape[0] in (1, len(query))
-
-
-def _is_fixed(query: Tensor) -> bool:
-    """Return True if the call may not depend on numbers in tensors: it is compiled, or captured as a CUDA graph."""
-    return torch.compiler.is_compiling() or (query.is_cuda and torch.cuda.is_current_stream_capturing())
 
 
 def _remembered(tensors: tuple[Tensor, ...], place: tuple[Any, ...], test: Callable[[], Any]) -> Any:
