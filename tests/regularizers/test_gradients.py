@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from cases import CASES, ROWS, every
+from cases import CASES, PARAMETERS, ROWS, every
 from tolerances import close
 from torch.autograd import gradcheck, gradgradcheck
 from torch.autograd.functional import jacobian
@@ -12,7 +12,6 @@ from polymax.testing import generic_scores
 
 # inside the range, so that finite differences do not leave it: see test_alpha for what happens at its end
 INSIDE = {("alpha", 1.0): 1.05, ("strength", 0.0): 0.03, ("lower", 0.0): 0.02}
-PARAMETERS = [pytest.param(case, name, id=f"{case.name}-{name}") for case in ROWS for name in case.learnable]
 parameters = pytest.mark.parametrize(("case", "name"), PARAMETERS)
 
 

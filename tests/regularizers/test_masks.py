@@ -2,13 +2,12 @@
 
 import pytest
 import torch
-from cases import CASES, ROWS, every
+from cases import CASES, PARAMETERS, every
 from tolerances import close, equal
 
 from polymax.testing import generic_scores
 
 METHODS = pytest.mark.parametrize("method", ["argmax", "max"])
-PARAMETERS = [pytest.param(row, name, id=f"{row.name}-{name}") for row in ROWS for name in row.learnable]
 
 
 def masks(case, n):
