@@ -2,24 +2,18 @@
 
 On a GPU an access elsewhere is an illegal one, or reads what belongs to others; in the interpreter it may go unseen, or
 end the process. Here it is an error that names the line of the kernel.
-
-The interpreter also looks through all of Triton's language at every call of a device function, for what to replace.
-Here it does so once in a launch: a third of the time is left.
 """
 
-import inspect
 import sys
 import traceback
-from functools import cache
 from types import SimpleNamespace
 
 import numpy as np
 import torch
+from quick_interpreter import quicken
 
 # bytes from and up to which launches may read and write, of the launch that runs
 _allowed = [np.zeros(0, np.uint64), np.zeros(0, np.uint64)]
-# modules of the language that the launch that runs has replaced; None between launches
-_replaced = None
 
 
 def check_accesses():
@@ -40,55 +34,17 @@ def check_accesses():
         return own.store(at, values, mask)
 
     def call(self, *args, **kwargs):
-        global _replaced
-        before, known = list(_allowed), _replaced
-        _allowed[:], _replaced = _merged(_ranges([*args, *kwargs.values()])), set()
+        before = list(_allowed)
+        _allowed[:] = _merged(_ranges([*args, *kwargs.values()]))
         try:
             return run(self, *args, **kwargs)
         finally:
-            _allowed[:], _replaced = before, known
+            _allowed[:] = before
 
     checked.load, checked.store = load, store
     interpreter._interpreter = checked
     interpreter.GridExecutor.__call__ = call
-    _replace_once(interpreter)
-
-
-def _replace_once(interpreter):
-    """Let a launch replace each module of the language once, and not at each call of a device function."""
-    language, core = interpreter.tl, interpreter.tl.core
-    replace, replace_all, type_of = interpreter._patch_lang, interpreter._patch_builtin, interpreter._get_np_dtype
-    owners = (language, language.tensor, language.math, core, core.tensor_descriptor_base)
-    replaceable = {o: [name for name, member in inspect.getmembers(o) if core.is_builtin(member)] for o in owners}
-    types = {}
-
-    @cache
-    def modules(fn):
-        return frozenset(k for k, own in enumerate((language, core)) if any(m is own for m in fn.__globals__.values()))
-
-    def patch(fn):
-        if _replaced is None:
-            return replace(fn)
-        if modules(fn) <= _replaced:
-            # of a device function, whose caller does not look at the result
-            return None
-        _replaced.update(modules(fn))
-        return replace(fn)
-
-    def patch_all(owner, builder, scope):
-        if owner not in replaceable:
-            return replace_all(owner, builder, scope)
-        for name in replaceable[owner]:
-            if core.is_builtin(member := getattr(owner, name)):
-                interpreter._patch_attr(owner, name, member, builder, scope)
-
-    def known_type(dtype):
-        name = dtype.scalar.name
-        if name not in types:
-            types[name] = type_of(dtype)
-        return types[name]
-
-    interpreter._patch_lang, interpreter._patch_builtin, interpreter._get_np_dtype = patch, patch_all, known_type
+    quicken(interpreter)
 
 
 def _ranges(args):
