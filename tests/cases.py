@@ -220,7 +220,7 @@ ROWS = [
 # gamma is divided out of the scores before a regularizer sees them, the same way for all: one row of each has another
 TEMPERED = [
     *("shannon", "gini", "tsallis-0.75", "tsallis-1.5", "norm-3.0", "squared-norm-1.5", "fused-0.1", "oscar-0.01"),
-    *("one-group", "bounded-shannon-0.05-0.3", "bounded-gini-0.05-0.3", "budget-2.5", "custom-squared-norm"),
+    *("one-group", "bounded-shannon-0.05-0.3", "bounded-gini-0.05-0.3", "budget-2.5", "custom-sparsemax"),
 ]
 COOLED = [replace(row, name=f"{row.name}-gamma", gamma=0.6) for row in ROWS if row.name in TEMPERED]
 CASES = ROWS + COOLED

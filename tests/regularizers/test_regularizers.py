@@ -53,9 +53,10 @@ def test_sum(case, dtype, n, device):
 @both_dtypes
 @every(ROWS)
 def test_zeros(case, dtype, device):
-    x = torch.randn(1, 6, dtype=dtype, device=device)
+    # the oracles of some list all ways to cut a row
+    x = torch.randn(1, 5, dtype=dtype, device=device)
     y = case.regularizer().argmax(x)
-    step = 1e-4 * torch.eye(6, device=device)
+    step = 1e-4 * torch.eye(5, device=device)
     # a weight is certain where moving its own score a little does not change whether it is 0
     raised = case.oracle(x.unsqueeze(1) + step).diagonal(dim1=-2, dim2=-1)
     lowered = case.oracle(x.unsqueeze(1) - step).diagonal(dim1=-2, dim2=-1)
