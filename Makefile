@@ -9,7 +9,7 @@ DEMO := $(VENV)/.demo
 # a line for each package that pip fetches, and one for the installation
 PACKAGES := sed -u -n 's/^Collecting \([^ ]*\).*/  \1/p;s/^Installing .*/  installing all of them/p'
 
-.PHONY: demo docs test lint types tests test-gpu sanitize-gpu bench clean
+.PHONY: demo docs test lint types tests warm test-gpu sanitize-gpu bench clean
 
 demo: $(DEMO)
 	$(BIN)/polymax demo --out demo-output
@@ -18,7 +18,10 @@ docs: $(READY)
 	$(BIN)/python -m website
 	@echo open build/website/index.html
 
-test: lint types tests
+test: lint
+	# one core checks types while the other compiles
+	$(MAKE) --jobs 2 types warm
+	$(BIN)/python -m pytest -n 2
 
 lint: $(READY)
 	$(BIN)/ruff check .
@@ -27,10 +30,12 @@ lint: $(READY)
 types: $(READY)
 	$(BIN)/mypy
 
-tests: $(READY)
-	# kernels that most tests need, each by one process: workers of the tests would compile the same ones side by side
-	$(BIN)/python -m polymax warmup --dtype float64
+tests: warm
 	$(BIN)/python -m pytest -n 2
+
+# kernels that most tests need, each by one process: workers of the tests would compile the same ones side by side
+warm: $(READY)
+	$(BIN)/python -m polymax warmup --dtype float64
 
 # these two need no installation: the Python that has torch, Triton and pytest runs them from the source tree
 test-gpu:

@@ -185,6 +185,11 @@ mu = torch.compile(lambda u: chain(u, t).unary, fullgraph=True)(u)
 before = mu.detach().clone()
 mu.square().sum().backward()
 assert torch.equal(mu, before), "the backward pass wrote over the result"
+x = torch.randn(4, 8, requires_grad=True)
+mapped = lambda x: (pm.sparsemax(x) * x).sum()
+values = [call(x) for call in (torch.compile(mapped, fullgraph=True), mapped)]
+torch.testing.assert_close(*values)
+torch.testing.assert_close(*(torch.autograd.grad(v, x)[0] for v in values))
 x = torch.randn(3, 3)
 custom = pm.Custom(lambda p: p.square().sum(-1) / 2)
 for first in (pm.SparseMap(pm.Dag([(0, 1), (0, 2), (1, 2)])), pm.HardMax(pm.Subset(2)), custom.argmax):
@@ -195,6 +200,7 @@ for first in (pm.SparseMap(pm.Dag([(0, 1), (0, 2), (1, 2)])), pm.HardMax(pm.Subs
 
 @pytest.mark.skipif(shutil.which("cc") is None, reason="the default backend needs a C compiler")
 def test_first_call_of_a_process():
+    """By the default backend: of structures, which are the first call, and of a mapping."""
     place = {**os.environ, "PYTHONPATH": str(Path(pm.__file__).parents[1])}
     done = subprocess.run([sys.executable, "-c", FIRST], capture_output=True, text=True, env=place, check=False)
     assert done.returncode == 0, done.stderr[-2000:]
