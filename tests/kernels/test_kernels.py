@@ -48,6 +48,8 @@ PARITY = [
     if call.partition("-")[0] == name
     for dtype in DTYPES[file]
     for n in SIZES[file]
+    # scores of all dtypes are widened by the same lines: in the interpreter one length shows it
+    if file == "cpu" or GPU or dtype == torch.float32 or n == SIZES[file][-1]
 ]
 
 
