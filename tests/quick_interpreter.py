@@ -15,6 +15,9 @@ _replaced = None
 
 def quicken(interpreter):
     """Replace what is slow in the module of the interpreter, between launches."""
+    if not hasattr(interpreter, "_LangPatchScope"):
+        # an older Triton, whose interpreter has other parts
+        return
     _replace_once(interpreter)
     _know_types(interpreter)
     interpreter.ReduceOps.generic_reduce = _reduce
