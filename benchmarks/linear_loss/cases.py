@@ -107,7 +107,8 @@ class LossCase(Case):
         for name, row in known.items():
             if name in found:
                 row |= {"eager_us": found[name].median_us, "eager_spread_us": found[name].spread_us}
-                row["extra_bytes"] = max(0, min(peak(tasks[name][0], device) for _ in range(1 if quick else 3)) - gradients)
+                peaks = [peak(tasks[name][0], device) for _ in range(1 if quick else 3)]
+                row["extra_bytes"] = max(0, min(peaks) - gradients)
                 if base in found:
                     row |= {"ratio": found[name].median_us / found[base].median_us, "ratio_of": "eager_us"}
             dtype = str(DTYPES[device]).removeprefix("torch.")
