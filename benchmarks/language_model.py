@@ -255,7 +255,9 @@ def trained(model: LanguageModel, how: Training, train: Tensor, context: int) ->
 def batch_of(windows: Tensor, device: str) -> Batch:
     """Windows (b, context + 1) as the model takes them: each byte is predicted from those before it."""
     inputs, targets = windows[:, :-1].to(device), windows[:, 1:].to(device)
-    return Batch(inputs, targets, torch.full((len(windows),), targets.shape[1], device=device))
+    widths = torch.full((len(windows),), targets.shape[1], device=device)
+    # no loss of the benchmarks asks for the numbers of targets in the data
+    return Batch(inputs, targets, widths, torch.zeros_like(targets))
 
 
 @torch.no_grad()

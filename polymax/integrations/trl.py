@@ -71,7 +71,7 @@ class LogProbHead:
         self._own = "forward" in vars(model)
         self.scale, self.softcap = self._transformation()
         # `generate` reads the names of arguments from the signature
-        model.forward = wraps(type(model).forward)(partial(self._called))  # type: ignore[method-assign]
+        model.forward = wraps(type(model).forward)(partial(self._called))
 
     def remove(self) -> None:
         """Restore the model's forward pass."""

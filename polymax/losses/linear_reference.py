@@ -126,7 +126,8 @@ class RelativeLoss(Function):
         given = [z if g is None else g for z, g in zip(zeros, grads)]
         wanted = ctx.needs_input_grad
         if torch.is_grad_enabled():
-            head = WordHead(weight, bias, *ctx.head, reference)
+            alpha, softcap, scale = ctx.head
+            head = WordHead(weight, bias, alpha, softcap, scale, reference)
             found = recorded(hidden, head, named, spread, (*given, zeros[0]), (*wanted[:3], False))
             return (*found[:3], *(None,) * 6)
         dh, dw, db = relative_loss_backward(
