@@ -31,7 +31,7 @@ from polymax.structures.usable import usable_arcs
 
 _OPS = (projective_tree_inside, projective_tree_outside, projective_tree_tangent)
 # the passes of the kernels, by single_root
-_PASSES = [kernel_passes(*_OPS, recorded=recorded, options=(single,)) for single in (False, True)]
+_PASSES = {single: kernel_passes(*_OPS, recorded=recorded, options=(single,)) for single in (False, True)}
 
 
 @dataclass(frozen=True, eq=False)
