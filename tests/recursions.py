@@ -150,8 +150,8 @@ def edit_path(affine):
                         continue
                     opened = [ends[other, a, b] for other in ("pair", "deletion", "insertion") if other != kind
                               and (other, a, b) in ends] + ([v[0, 0]] if a + b == 0 else [])  # fmt: skip
-                    ways = [w + x[..., i, j, 2 * k - 1] for w in opened]
-                    ways += [ends[kind, a, b] + x[..., i, j, 2 * k]] if (kind, a, b) in ends else []
+                    ways = [ends[kind, a, b] + x[..., i, j, 2 * k]] if (kind, a, b) in ends else []
+                    ways += [w + x[..., i, j, 2 * k - 1] for w in opened]
                     ends[kind, i, j] = maximum(torch.stack(ways, -1))
                 if i + j:
                     every = [ends[k, i, j] for k in ("pair", "deletion", "insertion") if (k, i, j) in ends]

@@ -6,7 +6,10 @@
 """
 
 import argparse
+import json
+import os
 import sys
+import time
 from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
@@ -208,25 +211,55 @@ def main(arguments: list[str] | None = None) -> int:
         prog="python -m tests.device.battery", description=(__doc__ or "").partition("\n")[0]
     )
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
+    parser.add_argument("--list", action="store_true", help="print the names, and call nothing")
+    parser.add_argument("--claims", type=Path, help="a folder in which processes note the calls that they take")
+    parser.add_argument("--until", type=float, default=float("inf"), help="the time after which no call begins")
     parser.add_argument("names", nargs="*", help="parts of names of calls; all of them")
     given = parser.parse_args(arguments)
+    chosen = {k: c for k, c in battery().items() if not given.names or any(part in k for part in given.names)}
+    if given.list:
+        for name in chosen:
+            print(name)
+        return 0
     if given.device == "cuda" and (not torch.cuda.is_available() or find_spec("triton") is None):
         print("there is no CUDA device, or no Triton")
         return 2
-    chosen = {k: c for k, c in battery().items() if not given.names or any(part in k for part in given.names)}
-    failed = 0
-    for name, call in chosen.items():
+    failed = called = 0
+    for number, (name, call) in enumerate(chosen.items()):
+        if time.time() >= given.until:
+            break
+        if given.claims is not None and not claimed(given.claims / f"{number:03}.begun"):
+            continue
         print(name, flush=True)
+        begun, wrong = time.time(), ""
         try:
             run(call, given.device)
         except Exception as error:
             failed += 1
-            print(f"FAILED {name}: {type(error).__name__}: {error}", flush=True)
-    print(f"{len(chosen)} calls, {failed} failed")
+            wrong = f"{type(error).__name__}: {error}"
+            print(f"FAILED {name}: {wrong}", flush=True)
+        called += 1
+        if given.claims is not None:
+            ended = {"name": name, "seconds": round(time.time() - begun, 2), "failed": wrong}
+            (given.claims / f"{number:03}.ended").write_text(json.dumps(ended))
+    print(f"{called} calls, {failed} failed")
     left = missed() if given.device == "cuda" and not given.names else []
+    if given.claims is not None:
+        # the kernels that no process has reached are known when all have ended
+        (given.claims / f"{os.getpid()}.process").write_text(json.dumps({"missed": left}))
+        return 1 if failed else 0
     if left:
         print(f"no call reaches the kernels of {', '.join(left)}")
     return 1 if failed or left or not chosen else 0
+
+
+def claimed(path: Path) -> bool:
+    """Return True for the first process that asks for a path."""
+    try:
+        path.touch(exist_ok=False)
+    except FileExistsError:
+        return False
+    return True
 
 
 if __name__ == "__main__":

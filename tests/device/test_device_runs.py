@@ -147,18 +147,51 @@ def test_the_battery_has_all_sets_and_mappings():
 
 
 def test_sanitizers_run_the_battery(tmp_path, capfd):
+    """Two processes for each tool take each call once; what the tool says after a name is kept with the name."""
     seen = tmp_path / "seen"
     program = tmp_path / "compute-sanitizer"
-    program.write_text(f'#!/bin/sh\necho "$PYTORCH_NO_CUDA_MEMORY_CACHING $@" >> {seen}\ntest "$2" = memcheck\n')
+    program.write_text(
+        f"""#!/bin/sh
+test "$1" = --version && echo Version 1 && exit 0
+echo "$PYTORCH_NO_CUDA_MEMORY_CACHING $@" >> {seen}
+echo "========= COMPUTE-SANITIZER"
+tool=$2
+shift 6
+"$@" --device cpu || exit 3
+test $tool = memcheck && echo "========= ERROR SUMMARY: 0 errors" && exit 0
+echo "========= Error: Race reported between two writes"
+exit 86
+"""
+    )
     program.chmod(0o755)
-    assert sanitize.main(["--sanitizer", str(program), "gini"]) == 1
-    memory, races = seen.read_text().splitlines()
-    assert memory.startswith("1 --tool memcheck --error-exitcode 86")
-    assert memory.endswith(f"{sys.executable} -m tests.device.battery gini")
-    assert races.startswith("1 --tool racecheck")
-    told = capfd.readouterr().out
-    assert "memcheck: clean" in told
-    assert "racecheck: ended by 1" in told
+    given = ["--sanitizer", str(program), "--no-warm", "--processes", "4", "--out", str(tmp_path / "out")]
+    assert sanitize.main([*given, "mapping gini", "ranks"]) == 1
+    lines = seen.read_text().splitlines()
+    assert len(lines) == 4
+    assert sum(line.startswith("1 --tool memcheck --error-exitcode 86") for line in lines) == 2
+    assert f"{sys.executable} -m tests.device.battery mapping gini ranks" in lines[0]
+    (path,) = (tmp_path / "out").glob("*.json")
+    report = json.loads(path.read_text())
+    assert report["calls"] == 2
+    assert report["sanitizer"] == "Version 1"
+    memory, races = report["tools"]["memcheck"], report["tools"]["racecheck"]
+    assert set(memory["seconds"]) == set(races["seconds"]) == {"mapping gini", "ranks"}
+    assert memory["statuses"] == {"0": 2}
+    assert races["statuses"] == {"86": 2}
+    assert not memory["findings"]
+    assert set(map(tuple, races["findings"].values())) == {("Error: Race reported between two writes",)}
+    assert "memcheck: 2 calls" in capfd.readouterr().out
+
+
+def test_calls_without_time_are_named(tmp_path):
+    program = tmp_path / "compute-sanitizer"
+    program.write_text('#!/bin/sh\nshift 6\nexec "$@" --device cpu\n')
+    program.chmod(0o755)
+    given = ["--sanitizer", str(program), "--no-warm", "--budget", "-1", "--out", str(tmp_path / "out")]
+    assert sanitize.main([*given, "--tool", "memcheck", "ranks"]) == 1
+    (path,) = (tmp_path / "out").glob("*.json")
+    assert json.loads(path.read_text())["tools"]["memcheck"]["not run"] == ["ranks"]
+    assert sanitize.main([*given, "no such call"]) == 2
 
 
 def test_a_machine_without_sanitizers_is_told(monkeypatch, capsys):

@@ -10,7 +10,7 @@ from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
 
-from polymax.backend.cpu_arrays import memory
+from polymax.backend.cpu_arrays import array
 from polymax.backend.numba_math import inline, kernel
 from polymax.kernels.active_set.numba_search import SearchProblem
 from polymax.kernels.local_max.numba_lanes import LANES, fill, lanes, load, mask, select, store
@@ -28,9 +28,9 @@ def problem(search):
     steps = transition.double().transpose(-1, -2)
     return SearchProblem(
         np.array([n, s, transition.shape[1], k, state, int(runs)]),
-        memory(lengths.reshape(-1, 1).contiguous()),
-        memory(unary.double().reshape(len(unary), n * s)),
-        memory(steps.reshape(len(steps), steps.shape[1:].numel())),
+        array(lengths.reshape(-1, 1)),
+        array(unary.double().reshape(len(unary), n * s)),
+        array(steps.reshape(len(steps), steps.shape[1:].numel())),
         ((max(n * s, 1) * blocks, LANES), 1, (1 + n * blocks, 2) if s == 2 else (1, 2)),
         n * s * s * (k // 4 + 1),
         choices=s,
