@@ -39,8 +39,8 @@ class Set:
     can: str = "count sample local"
     paired: bool = False
     least: int = 0
-    # how much longer a score tensor is than the problem: a tree has a root symbol
-    extra: int = 0
+    # how much longer a score tensor is than the problem: a tree has a root symbol; or a pair, for each of both lengths
+    extra: int | tuple[int, int] = 0
     sizes: Callable = lambda shape: shape
     nothing: float = -inf
     few: tuple[int, ...] | None = None
@@ -90,7 +90,8 @@ class Set:
     def size(self, shape=None):
         """The largest length."""
         shape = shape or self.shape
-        return (min(shape[:2]) if self.paired else shape[0]) - self.extra
+        extra = self.extra if isinstance(self.extra, tuple) else (self.extra, self.extra)
+        return min(a - b for a, b in zip(shape[: 1 + self.paired], extra, strict=False))
 
     def vertices(self, shape=None):
         """Every structure, each tensor stacked along a first dimension, in float64."""
@@ -156,7 +157,8 @@ def cut_square(parts, n):
 
 
 def cut_gaps(parts, n):
-    return tuple(t if t.shape[-2:] == (1, 1) else t[..., :n, :n] for t in parts)
+    pairs, *gaps = parts
+    return pairs[..., :n, :n], *(t if t.shape[-2:] == (1, 1) else t[..., :n, :n] for t in gaps)
 
 
 def cut_steps(parts, n):
@@ -349,6 +351,7 @@ TABLE = [
         recursions.transducer,
         cut_transducer,
         paired=True,
+        extra=(0, 1),
         sizes=lambda s: s[1:],
         omega=True,
     ),

@@ -120,7 +120,10 @@ def _lagrangian(x, weights, penalty, meetings, threshold, total):
 
     def bound(tau):
         p = weights(tau)
-        return total * tau + (np.where(p == 0, 0, (x - tau) * p) - penalty(p)).sum()
+        gained = np.where(p == 0, 0, (x - tau) * p)
+        # far away, digits of the sum are lost: with as much in addition it is still a bound
+        lost = 4 * np.finfo(LONG).eps * (abs(total * tau) + np.abs(gained).sum())
+        return total * tau + (gained - penalty(p)).sum() + lost
 
     return min(bound(tau) for tau in [*near, middle, *x])
 
