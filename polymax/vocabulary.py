@@ -100,7 +100,7 @@ def distillation_loss(
     check_target(teacher, hidden, weight, -100)
     rows, matrix = autocast(hidden, weight)
     flat = rows.reshape(-1, rows.shape[-1])
-    ids = teacher.ids.reshape(len(flat), -1)
+    ids = teacher.ids.reshape(len(flat), teacher.ids.shape[-1])
     counted = (ids >= 0).any(1)
     flat = torch.where(counted.unsqueeze(1), flat, 0)
     q = torch.where(ids < 0, 0, teacher.probs.reshape(ids.shape).to(wide(flat[:, :0]).dtype))
@@ -118,6 +118,7 @@ def distillation_loss(
     elif found is not None and beta == 1:
         # rows without a teacher have a divergence that is finite, and is not counted
         each = _divergence(found.probs, torch.where(counted.unsqueeze(1), _at(ids, q, found.ids), 1))
+        each = torch.where(found.value.isnan(), torch.nan, each)
     elif beta == 1:
         each = _divergence(p, q)
     else:

@@ -3,9 +3,9 @@
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from functools import cache, lru_cache
+from functools import cache, lru_cache, wraps
 from types import NoneType
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
@@ -43,6 +43,49 @@ def apply_function(function: type[Function], *args: Any) -> Any:
     if not derived:
         return function.forward(*args)
     return (eager(function).apply if outlived else straight(function))(*args)
+
+
+def once_differentiable(backward: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a backward pass whose results raise an error if they are derived again.
+
+    torch's decorator of this name makes results that no input leads to: `torch.autograd.grad` in an input leaves their
+    part out without an error. Here a node leads from the inputs to the results.
+    """
+
+    @wraps(backward)
+    def checked(ctx: Any, *grads: Any) -> Any:
+        with torch.no_grad():
+            found = backward(ctx, *grads)
+        if not torch.is_grad_enabled() or torch.compiler.is_compiling():
+            return found
+        sources = [t for t in (*grads, *ctx.saved_tensors) if isinstance(t, Tensor) and t.requires_grad]
+        places = [k for k, t in enumerate(found) if isinstance(t, Tensor)]
+        if not sources or not places:
+            return found
+        final = list(found)
+        for k, t in zip(places, _Final.apply(len(places), *(found[k] for k in places), *sources), strict=True):
+            final[k] = t
+        return tuple(final)
+
+    return checked
+
+
+class _Final(Function):
+    """The first `count` tensors; a derivative in the others is an error."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(count: int, *tensors: Tensor) -> tuple[Tensor, ...]:
+        return tuple(t.clone() for t in tensors[:count])
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        """Keep nothing: there is no derivative."""
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> NoReturn:
+        raise RuntimeError("this derivative cannot be derived again: ask for it without create_graph=True")
 
 
 class Stepwise(Function):

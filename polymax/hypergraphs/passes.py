@@ -20,12 +20,11 @@ from typing import Any, NoReturn, Protocol
 import torch
 from torch import Tensor
 from torch.autograd import Function, forward_ad
-from torch.autograd.function import once_differentiable
 
 from polymax._parts import Parts
 from polymax.backend.derived import derived, node
 from polymax.backend.dispatch import transforming, wrapped
-from polymax.backend.function import under_transform
+from polymax.backend.function import once_differentiable, under_transform
 
 # alphas of Tsallis' entropies: SHANNON of Shannon's entropy, HARD for no smoothing
 SHANNON, HARD = 1.0, math.inf

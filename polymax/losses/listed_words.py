@@ -5,7 +5,6 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 from torch.autograd import Function
-from torch.autograd.function import once_differentiable
 
 from polymax.backend.function import apply_function
 from polymax.kernels.linear_loss import linear_loss, linear_loss_backward
@@ -60,7 +59,6 @@ class ListedWords(Function):
         ctx.save_for_backward(*inputs[:3], *output)
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, grad: Tensor | None, *_: Any) -> tuple[Tensor | None, ...]:
         hidden, weight, bias, probs, ids, count, _, extent, top, tau = ctx.saved_tensors
         alpha, softcap = ctx.head
@@ -71,6 +69,8 @@ class ListedWords(Function):
         s = torch.where(inside, torch.where(inside, probs, 1) ** (2 - alpha), 0)
         g = torch.where(inside, grad, 0)
         mean = (s * g).sum(1, keepdim=True) / s.sum(1, keepdim=True).clamp(min=torch.finfo(s.dtype).tiny)
+        if torch.is_grad_enabled():
+            return *_recorded((hidden, weight, bias), ids, s * (g - mean), softcap, wanted[:3]), None, None
         # scores less the largest one, from their weights
         x = (probs ** (alpha - 1) + tau.unsqueeze(1)) / (alpha - 1) if alpha != 1 else probs
         nothing, none = torch.zeros_like(top), probs[:, :0]
@@ -81,6 +81,28 @@ class ListedWords(Function):
         )  # fmt: skip
         of_bias = db.to(bias.dtype) if bias is not None and wanted[2] else None
         return dh if wanted[0] else None, dw if wanted[1] else None, of_bias, None, None
+
+
+def _recorded(
+    given: tuple[Tensor, Tensor, Tensor | None],
+    ids: Tensor,
+    slopes: Tensor,
+    softcap: float,
+    wanted: tuple[bool, ...],
+) -> list[Tensor | None]:
+    """The derivative of listed scores, times slopes (n, k), in hidden, weight and bias, recorded by autograd."""
+    at, inside = ids.long().clamp(min=0), ids >= 0
+    with torch.enable_grad():
+        hidden, weight, bias = given
+        x = (hidden.to(slopes.dtype).unsqueeze(1) @ weight[at].to(slopes.dtype).mT).squeeze(1)
+        if bias is not None:
+            x = x + bias[at].to(slopes.dtype)
+        if softcap:
+            x = softcap * torch.tanh(x / softcap)
+        x = torch.where(inside, x, 0)
+        leaves = [t for t, w in zip(given, wanted, strict=True) if w and t is not None]
+        found = iter(torch.autograd.grad(x, leaves, slopes, create_graph=True))
+    return [next(found) if w and t is not None else None for t, w in zip(given, wanted, strict=True)]
 
 
 def _with_whole_rows(

@@ -5,9 +5,8 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.autograd import Function
-from torch.autograd.function import once_differentiable
 
-from polymax.backend.function import apply_function
+from polymax.backend.function import apply_function, once_differentiable
 
 # numbers in memory at once, for pairs of tokens: few enough for caches, enough for a launch
 _AT_ONCE = 1 << 21

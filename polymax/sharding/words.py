@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 from torch.autograd import Function
-from torch.autograd.function import once_differentiable
 
+from polymax.backend.function import once_differentiable
 from polymax.kernels.linear_loss import FLAT, linear_loss, linear_loss_backward
 from polymax.kernels.linear_loss.reference import logits, value_tau_slope
 from polymax.kernels.threshold import TSALLIS, threshold

@@ -6,11 +6,10 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.autograd import Function
-from torch.autograd.function import once_differentiable
 
 from polymax import _check
 from polymax._parts import checked_scores, narrow, tensors
-from polymax.backend.function import apply_function
+from polymax.backend.function import apply_function, once_differentiable
 from polymax.hypergraphs.entropy import UnknownOmega
 from polymax.noise import Gumbel, SmoothNoise
 from polymax.regularizers.entropies import positive

@@ -1,4 +1,8 @@
-"""The command: python -m tests.campaign --minutes M [--seed S] [--device cpu|cuda] [--only NAME] [--trial N]."""
+"""The command: python -m tests.campaign --minutes M [--seed S] [--device cpu|cuda] [--only NAME] [--part K/N]
+[--trial N].
+
+Processes side by side share the operators out: the part K/N of a process has each N-th operator from the K-th on.
+"""
 
 import argparse
 import os
@@ -40,7 +44,7 @@ def attempt(trial, draw):
         return 1, [f"raised {type(error).__name__}: {str(error)[:300]} ({Path(where.filename).name}:{where.lineno})"]
 
 
-def campaign(minutes, seed=0, device="cpu", only="", trial=None, rounds=None, out=None, say=print):
+def campaign(minutes, seed=0, device="cpu", only="", trial=None, rounds=None, out=None, say=print, part=(0, 1)):
     """Run trials round by round, until the time is over or there were so many: rows, breaches, seconds by operator."""
     from tests.campaign.hostile import Draw
 
@@ -48,6 +52,7 @@ def campaign(minutes, seed=0, device="cpu", only="", trial=None, rounds=None, ou
     table = {name: each for name, each in every.items() if name == only or (only in name and only not in every)}
     if not table:
         raise SystemExit(f"--only must be part of one of {', '.join(every)}; got {only!r}")
+    table = dict(list(table.items())[part[0] :: part[1]])
     rows, breaches, spent = Counter(), Counter(), Counter()
     begin = shown = time.monotonic()
 
@@ -107,17 +112,21 @@ def main(arguments=None):
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
     parser.add_argument("--only", default="", help="the operator of this name, or those whose names have it in them")
+    parser.add_argument("--part", default="0/1", help="K/N: each N-th operator, from the K-th on")
     parser.add_argument("--rounds", type=int, help="one trial of each operator so many times, however long that takes")
     parser.add_argument("--trial", type=int, help="one trial alone, as a breach names it; breaches are printed")
     parser.add_argument("--out", default="campaign-breaches.txt", help="the file for breaches")
     given = parser.parse_args(arguments)
     if given.device == "cuda" and not torch.cuda.is_available():
         parser.error("--device cuda needs a GPU")
+    k, _, n = given.part.partition("/")
+    if not (k.isdecimal() and n.isdecimal() and int(k) < int(n)):
+        parser.error(f"--part must be K/N with K from 0 to N - 1; got {given.part!r}")
     out = None if given.trial is not None else given.out
     if out is not None:
         open(out, "w").close()
     rows, breaches, spent = campaign(
-        given.minutes, given.seed, given.device, given.only, given.trial, given.rounds, out
+        given.minutes, given.seed, given.device, given.only, given.trial, given.rounds, out, part=(int(k), int(n))
     )
     print(f"{'operator':32}{'rows':>10}{'breaches':>10}{'seconds':>10}")
     for name in rows:

@@ -26,8 +26,8 @@ from tests.device.__main__ import RESULTS, say, versions
 HOME = Path(__file__).resolve().parents[2]
 # the exit status of compute-sanitizer where it finds something
 FOUND = 86
-# seconds between two looks at the processes, and seconds that a call may take after the end of the budget
-LOOK, GRACE = 0.2, 45.0
+# seconds between two looks at the processes
+LOOK = 0.2
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -75,6 +75,7 @@ def options() -> argparse.ArgumentParser:
     parser.add_argument("--tool", choices=("memcheck", "racecheck"), action="append", help="both")
     parser.add_argument("--processes", type=int, default=max((os.cpu_count() or 2) - 2, 1))
     parser.add_argument("--budget", type=float, default=1800.0, help="seconds for everything")
+    parser.add_argument("--grace", type=float, default=45.0, help="seconds after these, for calls that began in them")
     parser.add_argument("--no-warm", dest="warm", action="store_false", help="compile no kernels before")
     parser.add_argument("--cache", type=Path, default=HOME / "build" / "gpu-tests", help="the folder of kernels")
     parser.add_argument("--out", type=Path, default=RESULTS / "sanitizer", help="the folder of the result")
@@ -194,7 +195,7 @@ def _is_plain(line: str) -> bool:
 
 def work(batteries: list[Battery], processes: int) -> None:
     """Keep so many processes at work, on the battery that has the most calls left for each of its processes."""
-    latest = max(battery.end for battery in batteries) + GRACE
+    latest = max(battery.end + battery.given.grace for battery in batteries)
     started = 0
     while time.time() < latest:
         busy = sum(len(battery.at_work()) for battery in batteries)
