@@ -51,7 +51,7 @@ def edr_distance(x: Tensor, y: Tensor, epsilon: float, lengths: Pair | None = No
     """
     x, y, lengths = _checked(x, y, lengths)
     one = x.new_ones(())
-    return _distance((~_equal(x, y, epsilon)).to(x.dtype), one, one, lengths, 0.0)
+    return _distance(1 - _equal(x, y, epsilon), one, one, lengths, 0.0)
 
 
 def lcss_distance(
@@ -76,9 +76,9 @@ def lcss_distance(
         i, j = torch.arange(x.shape[-2], device=x.device)[:, None], torch.arange(y.shape[-2], device=x.device)
         band = (i - j).abs() <= band
     if band is not None:
-        pairs = pairs & band
+        pairs = torch.where(band, pairs, 0)
     none = x.new_zeros(())
-    common = -_distance(-pairs.to(x.dtype), none, none, lengths, 0.0)
+    common = -_distance(-pairs, none, none, lengths, 0.0)
     shorter, longer = torch.minimum(*lengths), torch.maximum(*lengths)
     return torch.where(shorter > 0, 1 - common / shorter.clamp(min=1), (longer > 0).to(x.dtype))
 
@@ -134,13 +134,18 @@ def twe_distance(
 
 
 def _checked(x: Tensor, y: Tensor, lengths: Pair | None) -> tuple[Tensor, Tensor, Pair]:
-    """Series with zeros for padding, and their lengths."""
+    """Series of one batch shape with zeros for padding, and their lengths; `pairwise` gives (k, 1) and (1, l)."""
     x, rows = clean_series(x, lengths and lengths[0], "x")
     y, columns = clean_series(y, lengths and lengths[1], "y")
-    if x.shape[:-2] != y.shape[:-2] or x.shape[-1] != y.shape[-1]:
+    try:
+        batch = torch.broadcast_shapes(x.shape[:-2], y.shape[:-2])
+    except RuntimeError:
+        batch = None
+    if batch is None or x.shape[-1] != y.shape[-1]:
         came = f"{tuple(x.shape)} and {tuple(y.shape)}"
         raise ValueError(f"x and y must be (*batch, n, d) and (*batch, m, d), alike in batch and channels; got {came}")
-    return x, y, (rows, columns)
+    x, y = (t.expand(*batch, *t.shape[-2:]) for t in (x, y))
+    return x, y, (rows.expand(batch), columns.expand(batch))
 
 
 def _norm(t: Tensor) -> Tensor:
@@ -157,10 +162,12 @@ def _far(x: Tensor, y: Tensor) -> Tensor:
 
 
 def _equal(x: Tensor, y: Tensor, epsilon: float) -> Tensor:
-    """True for positions that differ by at most epsilon in every channel, (*batch, n, m)."""
+    """1 for positions that differ by at most epsilon in every channel, else 0, and NaN beside a NaN, (*batch, n, m)."""
     if not epsilon >= 0:
         raise ValueError(f"epsilon must be at least 0; got {epsilon}")
-    return ((x.unsqueeze(-2) - y.unsqueeze(-3)).abs() <= epsilon).all(-1)
+    equal = ((x.unsqueeze(-2) - y.unsqueeze(-3)).abs() <= epsilon).all(-1)
+    unknown = x.isnan().any(-1).unsqueeze(-1) | y.isnan().any(-1).unsqueeze(-2)
+    return torch.where(unknown, torch.nan, equal.to(x.dtype))
 
 
 def _split(x: Tensor, y: Tensor, c: float) -> Tensor:

@@ -145,6 +145,28 @@ def test_ragged_batches(name):
             assert g.isfinite().all()
 
 
+@pytest.mark.parametrize("name", DISTANCES)
+def test_nan_shows_in_its_own_pair(name):
+    function, _, _ = DISTANCES[name]
+    x, y = series(name, 4, 5, batch=(3,))
+    expected = function(x, y)
+    x[1, 2] = torch.nan
+    found = function(x, y)
+    assert found[1].isnan()
+    assert torch.equal(found[[0, 2]], expected[[0, 2]])
+
+
+@pytest.mark.parametrize("name", DISTANCES)
+def test_all_pairs_of_series(name):
+    """`pairwise` takes these distances: each pair is a call of its own."""
+    function, _, _ = DISTANCES[name]
+    x, y = series(name, 5, 4, batch=(3,))
+    n, m = torch.tensor([5, 3, 1]), torch.tensor([2, 4, 4])
+    found = pm.pairwise(x, y, function, lengths=(n, m))
+    for i, j in itertools.product(range(3), range(3)):
+        close(found[i, j], function(x[i, : n[i]], y[j, : m[j]]), "a pair is a call")
+
+
 @pytest.mark.parametrize("name", SMOOTH)
 def test_gradients_of_distances(name):
     function, _, _ = DISTANCES[name]
