@@ -7,6 +7,7 @@ import pytest
 import sets
 import torch
 from cases import ROWS, Case, every
+from functions_table import FUNCTIONS
 from sets import BY_NAME, TABLE
 from tolerances import close, equal
 
@@ -126,57 +127,6 @@ def test_instances_of_estimators(row, case):
     check(lambda *x: tensors(estimator(*x)), batch, shared)
 
 
-LABELS, FRAMES, TOKENS = torch.tensor([[1, 2]]), torch.tensor([4]), torch.tensor([2])
-WORDS, KEYS = torch.randn(7, 4, dtype=torch.float64), torch.randn(1100, 4, dtype=torch.float64)
-GRAPH = pm.FactorGraph(4, [pm.factors.xor([0, 1, 2]), pm.factors.budget([1, 2, 3], 2)])
-
-
-def classes(x):
-    """The same class for all rows, whatever their number."""
-    return torch.full((len(x),), 2)
-
-
-def labelled(x):
-    count = len(x)
-    return LABELS.expand(count, 2), FRAMES.expand(count), TOKENS.expand(count)
-
-
-def attended(x, keys, **options):
-    """Queries (B, n, 4) as the queries of a head that sees these keys, and their own."""
-    own = keys.to(x).expand(len(x), 1, *keys.shape)
-    return pm.nn.scaled_dot_product_attention(x.unsqueeze(1), own, own, **options)
-
-
-# functions of instances (B, *event), and the shape of an event; results of sums of torch are compared in the tolerance
-FUNCTIONS = {
-    "entmax_loss": (lambda x: pm.entmax_loss(x, classes(x), reduction="none"), (9,)),
-    "entmax_loss of alpha 1": (lambda x: pm.entmax_loss(x, classes(x), alpha=1.0, reduction="none"), (9,)),
-    "sparsemax_loss": (lambda x: pm.sparsemax_loss(x, classes(x), reduction="none"), (9,)),
-    "linear_entmax_loss": (lambda x: pm.linear_entmax_loss(x, WORDS, classes(x), reduction="none"), (4,)),
-    "linear loss of alpha 1": (
-        lambda x: pm.linear_entmax_loss(x, WORDS, classes(x), alpha=1.0, reduction="none"), (4,)
-    ),
-    "linear_sparsemax_loss": (lambda x: pm.linear_sparsemax_loss(x, WORDS, classes(x), reduction="none"), (4,)),
-    "ctc_loss": (lambda x: pm.ctc_loss(x.transpose(0, 1), *labelled(x), reduction="none"), (4, 5)),
-    "rnnt_loss": (lambda x: pm.rnnt_loss(x, *labelled(x), blank=0, reduction="none"), (4, 3, 5)),
-    "forced_align": (lambda x: pm.forced_align(x, *labelled(x))[1], (4, 5)),
-    "hmm_log_likelihood": (
-        lambda x: pm.hmm_log_likelihood(torch.zeros(3).double(), torch.zeros(3, 3).double(), x), (4, 3)
-    ),
-    "dtw": (pm.dtw, (4, 6)),
-    "soft_dtw": (pm.soft_dtw, (4, 6)),
-    "smoothed_dtw": (lambda x: pm.smoothed_dtw(x, pm.Gini()), (4, 6)),
-    "soft_edit_distance": (pm.soft_edit_distance, (4, 6)),
-    "needleman_wunsch": (lambda x: pm.needleman_wunsch(x, -0.5, -1.0), (4, 6)),
-    "soft_rank": (pm.soft_rank, (7,)),
-    "soft_sort": (pm.soft_sort, (7,)),
-    "soft_sort of kl": (lambda x: pm.soft_sort(x, regularization="kl"), (7,)),
-    "factor graph": (lambda x: pm.SparseMap(GRAPH)(x)[0], (4,)),
-    "best of a factor graph": (pm.HardMax(GRAPH).max, (4,)),
-    "attention": (lambda x: attended(x, KEYS[:33], mapping=pm.sparsemax), (5, 4)),
-    "attention to many keys": (lambda x: attended(x, KEYS, mapping=pm.sparsemax), (5, 4)),
-    "entmax attention to many keys": (lambda x: attended(x, KEYS, mapping=pm.entmax), (5, 4)),
-}  # fmt: skip
 # products of matrices, whose sums torch orders by the size of the batch
 PRODUCTS = {"linear", "attention"}
 
