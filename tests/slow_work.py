@@ -17,6 +17,8 @@ class SlowWork:
             raise ValueError("odd")
         if "memory" in given:
             raise RuntimeError("DefaultCPUAllocator: can't allocate memory")
+        if "broken" in given:
+            raise RuntimeError("the size of tensor a must match the size of tensor b")
         if "bug" in given:
             raise KeyError("bug")
         if "large" in given:

@@ -215,9 +215,10 @@ class Counted(Structure):
         if functional():
             value, pull = torch.func.vjp(self.logsumexp, *self.full(*scores))[:2]
             return self.named(*pull(torch.where(value == -torch.inf, 0, torch.ones_like(value))))
-        keep = torch.is_grad_enabled()
+        given = self.full(*scores)
+        keep = torch.is_grad_enabled() and any(x.requires_grad for x in given)
         with torch.enable_grad():
-            inputs = tuple(x if x.requires_grad else x.detach().requires_grad_() for x in self.full(*scores))
+            inputs = tuple(x if x.requires_grad else x.detach().requires_grad_() for x in given)
             value = self.logsumexp(*inputs)
             total = torch.where(value == -torch.inf, 0, value).sum()
             found = torch.autograd.grad(total, inputs, create_graph=keep)

@@ -433,6 +433,10 @@ def test_errors():
         r"alpha must be positive": lambda: pm.linear_entmax_loss(hidden, weight, target, alpha=0.0),
         r"alpha must be a number or": lambda: pm.linear_entmax_loss(hidden, weight, target, alpha=torch.ones(2) * 1.5),
         r"softcap must be positive": lambda: pm.linear_entmax_loss(hidden, weight, target, softcap=-1.0),
+        r"softcap must be positive and finite; got 0": lambda: pm.linear_cross_entropy(
+            hidden, weight, target, softcap=0.0
+        ),
+        r"softcap must be positive and finite; got inf": lambda: pm.linear_entmax(hidden, weight, softcap=torch.inf),
         r"label_smoothing must be in": lambda: pm.linear_entmax_loss(hidden, weight, target, label_smoothing=2.0),
         r"class_weights must be \(90,\)": lambda: pm.linear_entmax_loss(hidden, weight, target, class_weights=bias[:2]),
         r"reduction must be": lambda: pm.linear_entmax_loss(hidden, weight, target, reduction="max"),

@@ -142,6 +142,11 @@ def test_a_picture_has_a_cell_for_each_head(measure, tmp_path):
     ax = pm.plot.attention_supports(layers, measure=measure)
     assert isinstance(ax, Axes)
     assert len(ax.texts) == 6
+    (mesh,) = ax.collections
+    low, high = mesh.get_clim()
+    assert low == 0
+    # shares are drawn on one scale, whatever they are
+    assert high == (1 if measure in ("zeros", "empty_tiles") else mesh.get_array().max())
     ax.figure.savefig(tmp_path / "picture.png")
     own = ax.figure.add_subplot()
     assert pm.plot.attention_supports(layers[0], measure=measure, ax=own) is own

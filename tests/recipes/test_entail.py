@@ -310,3 +310,17 @@ def test_training_on_unreadable_files_is_one_line(data, tmp_path, part):
     assert result.stderr.startswith(f"error: {broken}:2: no column for label")
     assert result.stderr.count("\n") == 1
     assert not (tmp_path / "run").exists()
+
+
+def test_words_are_compared_with_what_they_are_aligned_with():
+    """The second reader reads relu(W [a, a', a - a', a * a'])."""
+    esim = made(options("esim", "softmax")).double()
+    seen = []
+    esim.compared.register_forward_pre_hook(lambda _, given: seen.append(given[0]))
+    size = esim.reading.size
+    a, b = torch.randn(2, 1, 3, size, dtype=torch.float64)
+    with torch.no_grad():
+        esim._pool(a, b, torch.tensor([3]), torch.ones(1, 3, dtype=torch.bool))
+    parts = seen[0].split(size, -1)
+    for part, expected in zip(parts, (a, b, a - b, a * b), strict=True):
+        close(part, expected)

@@ -2,6 +2,7 @@
 
 import io
 import json
+import math
 import random
 import re
 import zipfile
@@ -56,6 +57,18 @@ def test_wrong_mappings_are_refused(scores, options, message):
 def scores_of(name):
     columns = {"Chain": list(TAGS), "Alignment": OTHER.split(), "Assignment": OTHER.split()}.get(name)
     return initial_scores(name, SENTENCE.split(), columns or []), columns
+
+
+@pytest.mark.parametrize(
+    ("temperatures", "at"), [([0.25, 0.9, 3.0], 1), ([4.0, 2.0, 0.1], 1), ([1.0], 0), (None, None)]
+)
+def test_pictures_begin_near_temperature_1(temperatures, at):
+    data = pm.explore.structure(pm.Chain(), torch.eye(2), torch.zeros(2, 2), temperatures=temperatures, quick=True).data
+    if at is None:
+        # of the default temperatures the nearest
+        at = min(range(35), key=lambda k: abs(math.log(data["temperatures"][k])))
+        assert 0 < at < 34
+    assert data["at"] == at
 
 
 @pytest.mark.parametrize("name", SETS)

@@ -246,3 +246,9 @@ def test_attention_errors():
         m.AttentionRuns().add(ROWS, torch.ones(4, dtype=torch.bool))
     with pytest.raises(TypeError, match="mask must be a bool"):
         m.AttentionRuns().add(ROWS, torch.ones(5))
+
+
+def test_spans_of_each_side_are_counted():
+    scored = m.TreeF1()
+    scored.add([[(0, 1), (0, 2), (0, 3)]], [[(2, 3)]])
+    assert (scored.counts.gold, scored.counts.predicted, scored.counts.right) == (3, 1, 0)

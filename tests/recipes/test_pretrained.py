@@ -14,7 +14,7 @@ import polymax_recipes as recipes
 from polymax_recipes import cli
 from polymax_recipes.tag.model import Tagger
 from polymax_recipes.tag.task import TagOptions
-from polymax_recipes.text.pretrained import PieceTable, PretrainedReader, encoder_vocabularies
+from polymax_recipes.text.pretrained import PieceTable, PretrainedReader, encoder_vocabularies, longest_text
 from polymax_recipes.training import fit
 from polymax_recipes.training.vocabulary import Words, restored
 
@@ -183,3 +183,9 @@ def test_an_encoder_that_a_run_names_is_loaded_only_if_it_is_given_again(encoder
     with pytest.raises(ValueError, match=r"names the encoder .*; to load it, give --encoder"):
         fit.train("tag", {}, tmp_path / "run", {}, resume=True)
     fit.train("tag", {}, tmp_path / "run", {"encoder": str(encoder)}, resume=True)
+
+
+@pytest.mark.parametrize("positions", [None, 0, -1])
+def test_an_encoder_without_a_number_of_positions_takes_any_text(positions):
+    assert longest_text({"max_position_embeddings": positions}) == longest_text({}) == 2**31
+    assert longest_text({"max_position_embeddings": 3}) == 1

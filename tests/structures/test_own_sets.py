@@ -118,3 +118,31 @@ def test_gradients_of_an_estimator_have_the_shape_of_the_scores():
     y = Narrow(pm.Simplex())(x)
     with pytest.raises(ValueError, match=r"Narrow.vjp must return a gradient .* \[\(2, 3\)\]; got \[\(2, 1\)\]"):
         y.sum().backward()
+
+
+class Corners(pm.Counted):
+    """The corners of a cube, by the sum over them alone: nothing else is defined."""
+
+    def map(self, *scores):
+        return (scores[0] > 0).to(scores[0].dtype)
+
+    def vertices(self, event_shape):
+        return torch.cartesian_prod(*[torch.tensor([0.0, 1.0])] * event_shape[0])
+
+    def event_dims(self, *scores):
+        return (1,)
+
+    def logsumexp(self, *scores):
+        return torch.nn.functional.softplus(scores[0]).sum(-1)
+
+
+def test_marginals_follow_from_a_sum():
+    """Scores with and without a gradient, and derivatives of derivatives."""
+    x = torch.randn(2, 3, dtype=torch.float64)
+    marginals = pm.Marginals(Corners())
+    torch.testing.assert_close(marginals(x), x.sigmoid())
+    assert not marginals(x).requires_grad
+    x.requires_grad_()
+    torch.testing.assert_close(marginals(x), x.sigmoid())
+    assert torch.autograd.gradcheck(marginals, (x,))
+    assert torch.autograd.gradgradcheck(marginals, (x,))
