@@ -1,13 +1,18 @@
 """Argument checks: errors that name the argument, the expectation and the value."""
 
 import operator
-from typing import Any
+from collections.abc import Callable
+from functools import wraps
+from inspect import signature
+from numbers import Integral
+from typing import Any, ParamSpec
 
 import torch
 from torch import Tensor
 
 from polymax.backend.function import readable as readable
 
+P = ParamSpec("P")
 FLOATS = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 
 
@@ -111,3 +116,18 @@ def kind(x: Any) -> str:
 def shape(x: Any) -> str:
     """Return the shape of a tensor, or the name of another argument's class, for an error message."""
     return str(tuple(x.shape)) if isinstance(x, Tensor) else type(x).__name__
+
+
+def no_integer_second(mapping: Callable[P, Tensor]) -> Callable[P, Tensor]:
+    """Refuse an integer in the second place: torch has `dim` there, and this function a parameter of its own."""
+    name = list(signature(mapping).parameters)[1]
+
+    @wraps(mapping)
+    def checked(*args: P.args, **options: P.kwargs) -> Tensor:
+        second = args[1] if len(args) > 1 else 0.0
+        if type(second) is not float and isinstance(second, Integral) and not isinstance(second, bool):
+            call = f"{mapping.__name__}(x, {second})"
+            raise TypeError(f"{call} could mean dim={second} or {name}={second}: give the argument by name")
+        return mapping(*args, **options)
+
+    return checked

@@ -7,14 +7,12 @@ could be meant for `dim`, and is refused: say `dim=1`, or `alpha=1`.
 """
 
 from collections.abc import Callable, Sequence
-from functools import lru_cache, wraps
-from inspect import signature
-from numbers import Integral
-from typing import ParamSpec
+from functools import lru_cache
 
 import torch
 from torch import Tensor
 
+from polymax import _check
 from polymax.regularizers import (
     Bounded,
     Fused,
@@ -31,22 +29,6 @@ from polymax.regularizers import (
 from polymax.regularizers.bounded import Budget
 
 Number = float | Tensor
-P = ParamSpec("P")
-
-
-def _no_integer_second(mapping: Callable[P, Tensor]) -> Callable[P, Tensor]:
-    """Refuse an integer in the second place, where torch.softmax has `dim` and this mapping a parameter of its own."""
-    name = list(signature(mapping).parameters)[1]
-
-    @wraps(mapping)
-    def checked(*args: P.args, **options: P.kwargs) -> Tensor:
-        second = args[1] if len(args) > 1 else 0.0
-        if type(second) is not float and isinstance(second, Integral) and not isinstance(second, bool):
-            call = f"{mapping.__name__}(x, {second})"
-            raise TypeError(f"{call} could mean dim={second} or {name}={second}: give the argument by name")
-        return mapping(*args, **options)
-
-    return checked
 
 
 def hardmax(x: Tensor, dim: int = -1, mask: Tensor | None = None, *, dtype: torch.dtype | None = None) -> Tensor:
@@ -80,7 +62,7 @@ def sparsemax(
     return _of(Gini, gamma).argmax(x if dtype is None else _cast(x, dtype), dim, mask)
 
 
-@_no_integer_second
+@_check.no_integer_second
 def entmax(
     x: Tensor,
     alpha: Number = 1.5,
@@ -100,7 +82,7 @@ def entmax(
     return _of(Tsallis, alpha, gamma).argmax(x if dtype is None else _cast(x, dtype), dim, mask)
 
 
-@_no_integer_second
+@_check.no_integer_second
 def normmax(
     x: Tensor,
     alpha: Number = 2.0,
@@ -118,7 +100,7 @@ def normmax(
     return _of(Norm, alpha, gamma).argmax(x if dtype is None else _cast(x, dtype), dim, mask)
 
 
-@_no_integer_second
+@_check.no_integer_second
 def sq_pnorm_max(
     x: Tensor,
     p: Number = 1.5,
@@ -136,7 +118,7 @@ def sq_pnorm_max(
     return _of(SquaredPNorm, p, gamma).argmax(x if dtype is None else _cast(x, dtype), dim, mask)
 
 
-@_no_integer_second
+@_check.no_integer_second
 def fusedmax(
     x: Tensor,
     strength: Number = 0.1,
@@ -154,7 +136,7 @@ def fusedmax(
     return _of(Fused, strength, gamma).argmax(x if dtype is None else _cast(x, dtype), dim, mask)
 
 
-@_no_integer_second
+@_check.no_integer_second
 def oscarmax(
     x: Tensor,
     strength: Number = 0.01,
@@ -190,7 +172,7 @@ def groupedmax(
     return Grouped(groups, strength, gamma).argmax(x if dtype is None else _cast(x, dtype), dim, mask)
 
 
-@_no_integer_second
+@_check.no_integer_second
 def csoftmax(
     x: Tensor,
     upper: Number,
@@ -209,7 +191,7 @@ def csoftmax(
     return _of(_bounded_shannon, gamma, lower, upper).argmax(x if dtype is None else _cast(x, dtype), dim, mask)
 
 
-@_no_integer_second
+@_check.no_integer_second
 def csparsemax(
     x: Tensor,
     upper: Number,

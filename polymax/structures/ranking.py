@@ -59,6 +59,7 @@ class Ranking(Structure):
         return permutahedron(x - _top(x), ranks.expand(x.shape))
 
 
+@_check.no_integer_second
 def soft_rank(x: Tensor, gamma: float | Tensor = 1.0, dim: int = -1, *, regularization: str = "quadratic") -> Tensor:
     """Ranks 1, ..., n that move with the scores: x / gamma, projected onto the permutahedron.
 
@@ -80,6 +81,7 @@ def soft_rank(x: Tensor, gamma: float | Tensor = 1.0, dim: int = -1, *, regulari
     return _back(project(scores, ranks), x, dim)
 
 
+@_check.no_integer_second
 def soft_sort(x: Tensor, gamma: float | Tensor = 1.0, dim: int = -1, *, regularization: str = "quadratic") -> Tensor:
     """The scores in rising order, distant scores drawn together: (1, ..., n) / gamma, projected onto their orders.
 

@@ -120,7 +120,9 @@ class Battery:
     def command(self) -> list[str]:
         battery = [sys.executable, "-m", "tests.device.battery", *self.given.names]
         battery += [f"--claims={self.claims}", f"--until={self.end}"]
+        # the sanitizer attaches when CUDA begins, after imports, which take longer than its 10 s side by side
         options = ["--tool", self.tool, "--error-exitcode", str(FOUND), "--target-processes", "application-only"]
+        options += ["--launch-timeout", "600"]
         return battery if self.tool == "plain" else [self.given.sanitizer, *options, *battery]
 
     def start(self) -> None:

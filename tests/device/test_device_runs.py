@@ -156,7 +156,7 @@ test "$1" = --version && echo Version 1 && exit 0
 echo "$PYTORCH_NO_CUDA_MEMORY_CACHING $@" >> {seen}
 echo "========= COMPUTE-SANITIZER"
 tool=$2
-shift 6
+shift 8
 "$@" --device cpu || exit 3
 test $tool = memcheck && echo "========= ERROR SUMMARY: 0 errors" && exit 0
 echo "========= Error: Race reported between two writes"
@@ -185,7 +185,7 @@ exit 86
 
 def test_calls_without_time_are_named(tmp_path):
     program = tmp_path / "compute-sanitizer"
-    program.write_text('#!/bin/sh\nshift 6\nexec "$@" --device cpu\n')
+    program.write_text('#!/bin/sh\nshift 8\nexec "$@" --device cpu\n')
     program.chmod(0o755)
     given = ["--sanitizer", str(program), "--no-warm", "--budget", "-1", "--out", str(tmp_path / "out")]
     assert sanitize.main([*given, "--tool", "memcheck", "ranks"]) == 1

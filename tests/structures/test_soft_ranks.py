@@ -105,5 +105,7 @@ def test_refusals(fn):
         fn(x, 0.0)
     with pytest.raises(ValueError, match=r"gamma must have size 1 along dim -1; got \(3,\)"):
         fn(x, torch.ones(3))
+    with pytest.raises(TypeError, match=r"could mean dim=1 or gamma=1: give the argument by name"):
+        fn(x, 1)
     with pytest.raises(TypeError, match="x must be float64"):
         fn(torch.arange(3))
