@@ -320,7 +320,9 @@ def test_words_are_compared_with_what_they_are_aligned_with():
     size = esim.reading.size
     a, b = torch.randn(2, 1, 3, size, dtype=torch.float64)
     with torch.no_grad():
-        esim._pool(a, b, torch.tensor([3]), torch.ones(1, 3, dtype=torch.bool))
+        pooled = esim._pool(a, b, torch.tensor([3]), torch.ones(1, 3, dtype=torch.bool))
+        longer = [torch.nn.functional.pad(t, (0, 0, 0, 2), value=9.0) for t in (a, b)]
+        close(esim._pool(*longer, torch.tensor([3]), torch.arange(5)[None] < 3), pooled)
     parts = seen[0].split(size, -1)
     for part, expected in zip(parts, (a, b, a - b, a * b), strict=True):
         close(part, expected)

@@ -96,6 +96,18 @@ def test_counts_of_several_blocks(structure, states):
         assert float((x - y).abs().max()) < 1e-9
 
 
+@every([row for row in TABLE if len(row.events(row.shape)) == 1])
+def test_shapes_of_all_sizes(row):
+    """At every shape of the table, the least ones too, the mean is that of a list of all structures."""
+    for shape in row.shapes:
+        scores = row.scores(shape, (2,))
+        (listed,) = row.vertices(shape)
+        if not 0 < len(listed) <= 150:
+            continue
+        flat = pm.SparseMap(pm.Explicit(listed.flatten(1)))(scores[0].flatten(1))
+        close(pm.SparseMap(row.structure)(*scores).flatten(1), flat, "SparseMAP is that of the list")
+
+
 def test_known_cases():
     x = torch.randn(7, 6, dtype=torch.float64)
     close(pm.SparseMap(pm.Simplex(), gamma=0.5)(x), pm.sparsemax(x / 0.5), "SparseMap(Simplex) is sparsemax")
