@@ -139,7 +139,7 @@ def local_part(t: Sharded, targets: Sequence[Any], slopes: Sequence[Any] | None 
 class _LocalPart(Function):
     @staticmethod
     def forward(ctx: Any, t: Sharded, slopes: tuple[Any, ...]) -> Tensor:
-        ctx.given = t.device_mesh, slopes, t.shape, t.stride()
+        ctx.given = t.device_mesh, t.placements, slopes, t.shape
         part = t.to_local()
         return part.view_as(part)
 
@@ -147,8 +147,11 @@ class _LocalPart(Function):
     def backward(ctx: Any, g: Tensor) -> tuple[Any, None]:
         from torch.distributed.tensor import DTensor
 
-        mesh, slopes, shape, stride = ctx.given
-        return DTensor.from_local(g, mesh, slopes, run_check=False, shape=shape, stride=stride), None
+        mesh, placements, slopes, shape = ctx.given
+        stride = torch.empty(shape, device="meta").stride()
+        found = DTensor.from_local(g.contiguous(), mesh, slopes, run_check=False, shape=shape, stride=stride)
+        # parts of a gradient that processes share are added up
+        return found.redistribute(mesh, placements), None
 
 
 def placed(arguments: Sequence[Argument]) -> Placed:
