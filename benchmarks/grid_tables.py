@@ -58,7 +58,7 @@ def contexts(machine: str, plan: str) -> str:
         layers = [mean(ones) for ones in zip(*(row["curve"][-1]["supports"]["mean_support"] for row in rows))]
         peak = mean(row["peak_gib"] for row in rows) if rows[0]["peak_gib"] is not None else None
         cells = [f"{kind[0]:,}", limit, kind[2], _range_of([row["bits_per_byte"] for row in rows])]
-        cells += [f"{mean(row[name] for row in rows):,.0f}" for name in ("steps", "tokens_per_second")]
+        cells += [_mean_of([row[name] for row in rows]) for name in ("steps", "tokens_per_second")]
         cells += [", ".join(f"{layer:,.0f}" for layer in layers), "" if peak is None else f"{peak:.1f}"]
         lines.append([*cells, str(len(rows))])
     head = ["context", "limit", "attention", "bits per byte", "steps", "tokens/s", "keys a query attends to, by layer"]
@@ -160,7 +160,16 @@ def reproduced() -> str:
     return grid(["paper", "figure or table", "here", "results"], lines)
 
 
-def _range_of(values: Sequence[float], form: str = ".3f") -> str:
-    """Return the mean, and the least and the largest if there are several that differ."""
+def _mean_of(values: Sequence[float | None]) -> str:
+    """Return the mean as a whole number; nothing if a value was not kept."""
+    known = [value for value in values if value is not None]
+    return f"{mean(known):,.0f}" if len(known) == len(values) else ""
+
+
+def _range_of(values: Sequence[float | None], form: str = ".3f") -> str:
+    """Return the mean, and the least and the largest if there are several that differ; nothing without values."""
+    values = [value for value in values if value is not None]
+    if not values:
+        return ""
     middle, low, high = (format(value, form) for value in (mean(values), min(values), max(values)))
     return middle if low == high else f"{middle} ({low} to {high})"
