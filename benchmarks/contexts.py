@@ -105,8 +105,8 @@ PLANS = {
     ),
     "minutes": Plan(
         (
-            Shape(32_768, batch_size=1, budgets={"seconds": (0, 34)}, every=60, **BRIEF),
-            Shape(4_096, batch_size=8, budgets={"seconds": (0, 12)}, every=40, **BRIEF),
+            Shape(32_768, batch_size=1, budgets={"seconds": (0, 30)}, every=60, **BRIEF),
+            Shape(4_096, batch_size=8, budgets={"seconds": (0, 10)}, every=60, **BRIEF),
         ),
         learned=64 << 20,
         held_out=1 << 20,

@@ -53,7 +53,8 @@ def _small(problem: Problem, steps: int, *lengths: int) -> Plan:
 def _few(plan: Plan, steps: int) -> Plan:
     """Return a plan with few steps of smaller batches, a learning rate for them, and lengths up to 16 times as long."""
     setting = replace(plan.setting, steps=steps, batch_size=64, lr=1e-3, warmup=200)
-    return replace(plan, setting=setting, lengths=tuple(one for one in plan.lengths if one <= 16 * setting.longest))
+    some = tuple(one for one in plan.lengths if one <= 16 * setting.longest)
+    return replace(plan, setting=setting, lengths=some, count=500)
 
 
 PLANS: dict[str, dict[str, Plan]] = {
