@@ -89,7 +89,7 @@ def contexts(machine: str, plan: str, context: int, budget: str, over: str) -> t
     seeds = len(rows) // len(series)
     unit = "steps" if over == "step" else "seconds"
     axes = Axes(
-        f"Held-out bits per byte, context {context:,}",
+        f"Held-out bits per byte{'' if over == 'step' else ' by time'}, context {context:,}",
         f"{unit}; {f'the band is all of {seeds} seeds' if seeds > 1 else 'one seed'}",
         {k * most / 4: f"{k * most / 4:,.0f}" for k in range(5)},
         marks,

@@ -114,7 +114,8 @@ REPRODUCED: dict[str, Shown] = {
     ),
     _paper("Martins, Marinho and Martins 2020", "2004.02644"): (
         ("measures that allow zeros, repetition, distinct n-grams: small", _lm("vocabulary cpu"), "vocabulary:cpu"),
-        ("the same for a larger model", _lm("vocabulary full"), "vocabulary:full"),
+        ("the same for a larger model, one seed", _lm("vocabulary minutes"), "vocabulary:minutes"),
+        ("the same for the largest model", _lm("vocabulary full"), "vocabulary:full"),
         ("judgements of people", "no recipe", NOT_YET),
     ),
     _paper("Niculae and Martins 2020", "2001.04437"): (
@@ -129,6 +130,7 @@ REPRODUCED: dict[str, Shown] = {
     _paper("Vasylenko, Pitorro, Martins and Treviso 2025", "2506.16640"): (
         ("problems of every length, small models", _lm("lengths small"), "lengths:small"),
         ("the same at the sizes of the paper", _lm("lengths paper"), "lengths:paper"),
+        ("language models of a long context, half a minute each", _lm("contexts minutes"), "contexts:minutes"),
         ("language models of long contexts", _lm("contexts full"), "contexts:full"),
     ),
 }

@@ -320,7 +320,8 @@ TABLES: dict[str, Callable[..., str]] = {
     for function in (
         *(mappings, structures, attention, attention_short, linear_loss, series, training, translation_speed),
         *(word_losses, language_model, gpu_tests, tree_lstm, replaces, summary),
-        *(grid_tables.lengths, grid_tables.lengths_published, grid_tables.contexts, grid_tables.positions),
+        *(grid_tables.lengths, grid_tables.lengths_published),
+        *(grid_tables.contexts, grid_tables.positions, grid_tables.equal_steps),
         *(grid_tables.vocabulary, grid_tables.papers, grid_tables.reproduced),
     )
 }

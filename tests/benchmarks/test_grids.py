@@ -18,6 +18,7 @@ from benchmarks import (
     grid,
     grid_tables,
     language_model,
+    numbers,
     papers,
     pictures,
     tables,
@@ -167,6 +168,17 @@ def test_trainings_of_a_constant_rate_are_compared_by_steps_and_by_seconds(packa
     assert name == "contexts-here-cpu-16.svg"
     assert [title for title, _ in curves.charts()[name]][1].count("one seed") == 1
     assert "| 16 | 0.2 s | softmax |" in tables.table("contexts here cpu")
+    text = tables.table("equal_steps here cpu 16")
+    last = min((row["curve"][-2] for row in rows), key=lambda part: part["step"])
+    assert f" {last['step']} steps |\n" in text
+    assert f"{last['held_out']:.2f} ({last['seconds']:.0f} s)" in text
+    assert "keys a query attends to" in tables.table("equal_steps here cpu 16 supports")
+    first = rows[0]["curve"][0]
+    mark = "here/contexts:cpu; softmax; 16; seconds"
+    assert numbers.number(f"{mark}; held_out@4; .4f") == f"{first['held_out']:.4f}"
+    assert numbers.number(f"{mark}; bits_per_byte; .2f") == f"{rows[0]['bits_per_byte']:.2f}"
+    with pytest.raises(ValueError, match="has no training of sparsemax, 16, seconds"):
+        numbers.number("here/contexts:cpu; sparsemax; 16; seconds; steps; d")
 
 
 def test_a_rate_falls_or_stays():
