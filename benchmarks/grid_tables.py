@@ -147,8 +147,8 @@ def summarized() -> list[list[str]]:
     ours, usual = (f"{_range_of(values)} (`{name}`)" for name, values in bits.items())
     lines.append(["Python sources, context 256", "bits per byte", ours, usual, "none", str(len(bits["entmax"]))])
     kept = archive.trainings("h200", "contexts", "minutes")["rows"]
-    bits = {row["attention"]: f"{row['bits_per_byte']:.3f}" for row in kept if row["context"] == 32_768}
-    ours, usual = (f"{bits[name]} (`{name}`)" for name in ("sparsemax", "softmax"))
+    long = {row["attention"]: f"{row['bits_per_byte']:.3f}" for row in kept if row["context"] == 32_768}
+    ours, usual = (f"{long[name]} (`{name}`)" for name in ("sparsemax", "softmax"))
     lines.append(["Python sources, context 32,768, equal time", "bits per byte", ours, usual, "none", "1"])
     kept = archive.trainings("xeon-2core", "vocabulary", "cpu")["rows"]
     for measure, form in (("sparsemax_score", ".3f"), ("epsilon_perplexity", ",.0f")):
