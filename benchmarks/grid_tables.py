@@ -170,10 +170,9 @@ def papers(machine: str, plan: str) -> str:
     for method in dict.fromkeys(row["method"] for row in kept["rows"]):
         rows = [row for row in kept["rows"] if row["method"] == method]
         tests = [row["reports"]["test"] for row in rows]
-        seconds = mean(row["seconds"] for row in rows)
         figures = [_range_of([test[name] for test in tests]) for name in names]
-        lines.append([method, *figures, f"{seconds:,.0f}", str(len(rows))])
-    text = grid(["method", *names, "seconds", "seeds"], lines)
+        lines.append([method, *figures, str(len(rows))])
+    text = grid(["method", *names, "seeds"], lines)
     return f"{text}\n\n{source(kept, f'{machine}/{task}')}"
 
 
