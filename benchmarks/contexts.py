@@ -6,9 +6,10 @@
 
 A plan says contexts, sizes and lengths of trainings: `minutes` is for one GPU and ten minutes, `full` for days of one,
 `cpu` for a quarter of an hour of one core. Models of a context differ in their attention alone: first weights and
-windows are the same. Each is trained once for a number of steps, and once for a number of seconds. Whole packages are
-held out. A name that ends in +scaling has scores multiplied by a learned function of the number of keys. Softmax uses
-the fastest of torch's kernels, which are timed first.
+windows are the same. Each is trained once for a number of steps, and once for a number of seconds; in `minutes` for
+seconds alone, at a learning rate that does not depend on them: two models can be compared by steps, too. Whole packages
+are held out. A name that ends in +scaling has scores multiplied by a learned function of the number of keys. Softmax
+uses the fastest of torch's kernels, which are timed first.
 """
 
 import argparse
@@ -16,18 +17,20 @@ import hashlib
 import math
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import asdict, dataclass
 from functools import cache, partial
 from statistics import mean, median
 from time import perf_counter
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import cross_entropy, scaled_dot_product_attention
 
+import polymax as pm
 from benchmarks import grid
 from benchmarks.language_model import Training, batch_of, trained
 from polymax_recipes.lm.data import Windows
@@ -55,6 +58,8 @@ class Shape:
     """A model and its training: the context, sizes, windows in a step, and the most that a training takes.
 
     budgets: (steps, seconds) of each training of a model by its name; 0 is no limit
+    every: steps between two measurements, 0 for ten over the training
+    constant: whether the learning rate stays after it has risen
     """
 
     context: int
@@ -67,6 +72,8 @@ class Shape:
     seeds: int = 3
     lr: float = 1e-3
     precision: str = "bf16"
+    every: int = 0
+    constant: bool = False
 
 
 @dataclass(frozen=True)
@@ -79,6 +86,8 @@ class Plan:
 
 
 FULL: dict[str, Any] = {"size": 768, "layers": 12, "heads": 12}
+BRIEF: dict[str, Any] = {"size": 512, "layers": 6, "heads": 8, "constant": True, "seeds": 1}
+BRIEF |= {"attentions": ("softmax", "entmax", "sparsemax")}
 PLANS = {
     "full": Plan(
         (
@@ -98,8 +107,8 @@ PLANS = {
     ),
     "minutes": Plan(
         (
-            Shape(4_096, 512, 6, 8, 8, {"seconds": (0, 40)}, ("softmax", "entmax", "sparsemax"), seeds=2),
-            Shape(32_768, 512, 6, 8, 1, {"seconds": (0, 60)}, ("softmax", "entmax"), seeds=1),
+            Shape(32_768, batch_size=1, budgets={"seconds": (0, 30)}, every=60, **BRIEF),
+            Shape(4_096, batch_size=8, budgets={"seconds": (0, 10)}, every=60, **BRIEF),
         ),
         learned=64 << 20,
         held_out=1 << 20,
@@ -156,11 +165,14 @@ def jobs(options: argparse.Namespace) -> Iterator[grid.Job]:
                         (options.steps or steps) * bool(steps),
                         (options.seconds or seconds) * bool(seconds),
                     )
-                    how = Training(options.device, steps, seconds, shape.batch_size, shape.lr, shape.precision, seed)
+                    how = Training(
+                        options.device, steps, seconds, shape.batch_size, shape.lr, shape.precision, seed,
+                        shape.every, shape.constant,
+                    )  # fmt: skip
                     facts = {"attention": attention, "budget": kind, "seed": seed, "context": shape.context}
                     facts |= {"model": asdict(chosen(shape, attention)), "compiled": options.compile}
                     facts |= {"steps_asked": steps, "seconds_asked": seconds, "batch_size": shape.batch_size}
-                    facts |= {"lr": shape.lr, "precision": shape.precision}
+                    facts |= {"lr": shape.lr, "constant": shape.constant, "precision": shape.precision}
                     work = partial(run, plan, shape, attention, how, options.compile)
                     yield grid.Job(f"{options.plan}-{shape.context}-{attention}-{kind}-{seed}", facts, work)
 
@@ -187,7 +199,8 @@ def run(plan: Plan, shape: Shape, attention: str, how: Training, compiled: bool)
     if how.device == "cuda":
         if attention.startswith("softmax"):
             facts["kernels"] = softmax_times(shape)
-            kernel = sdpa_kernel([BACKENDS[min(facts["kernels"], key=facts["kernels"].__getitem__)]])
+            facts["kernel"] = min(facts["kernels"], key=facts["kernels"].__getitem__)
+            kernel = uncompiled_softmax(BACKENDS[facts["kernel"]])
         torch.cuda.reset_peak_memory_stats()
     if compiled:
         for block in model.layers:
@@ -200,15 +213,18 @@ def run(plan: Plan, shape: Shape, attention: str, how: Training, compiled: bool)
             if how.device == "cuda":
                 peak = max(peak, torch.cuda.max_memory_allocated() / 2**30)
             model.eval()
-            few = losses(model, how, windows[: max(1, len(windows) // 8)])
-            part |= {"held_out": float(few.mean()) / math.log(2), "supports": supports(model, how, windows)}
+            # shapes of what measures the model are not worth a compilation
+            with torch.compiler.set_stance("force_eager"):
+                few = losses(model, how, windows[::8])
+                part |= {"held_out": float(few.mean()) / math.log(2), "supports": supports(model, how, windows)}
             curve.append(part)
             grid.tell(f"{'':>12}held out {part['held_out']:.4f} bits a byte, an eighth of the windows")
             model.train()
             if how.device == "cuda":
                 torch.cuda.reset_peak_memory_stats()
         model.eval()
-        found = losses(model, how, windows)
+        with torch.compiler.set_stance("force_eager"):
+            found = losses(model, how, windows)
     rates = [part["tokens_per_second"] for part in curve if part["tokens_per_second"]]
     alphas = model.alphas()
     return {
@@ -280,6 +296,17 @@ def supports(model: LanguageModel, how: Training, windows: Tensor) -> dict[str, 
         "mean_support": [float(layer.mean_support.mean()) for layer in layers],
         "zeros": [float(layer.zeros.mean()) for layer in layers],
     }
+
+
+@contextmanager
+def uncompiled_softmax(backend: SDPBackend) -> Iterator[None]:
+    """Let torch's softmax attention run by a kernel, between the compiled parts of a layer.
+
+    While a graph is compiled, tensors have no values: torch's choice among its kernels is another one then.
+    """
+    outside = torch.compiler.disable(pm.nn.scaled_dot_product_attention)
+    with patch.object(pm.nn, "scaled_dot_product_attention", outside), sdpa_kernel([backend]):
+        yield
 
 
 def softmax_times(shape: Shape) -> dict[str, float]:

@@ -72,18 +72,25 @@ def panel(axes: Axes, series: Mapping[str, Sequence[Point]]) -> tuple[str, str]:
     return "".join(parts), f"{axes.title}: {'; '.join(said)}."
 
 
-def contexts(machine: str, plan: str, context: int) -> tuple[str, str]:
-    """Return a panel with the held-out loss of each attention over the steps of its training."""
+def contexts(machine: str, plan: str, context: int, budget: str, over: str) -> tuple[str, str]:
+    """Return a panel with the held-out loss of each attention over its training.
+
+    budget: steps or seconds, what limited the trainings; over: step or seconds, the axis
+    """
     kept = archive.trainings(machine, "contexts", plan)
-    rows = [row for row in kept["rows"] if (row["context"], row["budget"]) == (context, "steps")]
-    series = {name: _over_steps(some) for name, some in _by(rows, "attention").items()}
+    rows = [row for row in kept["rows"] if (row["context"], row["budget"]) == (context, budget)]
+    series = {name: _over(over, some) for name, some in _by(rows, "attention").items()}
     most = max(point.x for points in series.values() for point in points)
     values = [value for points in series.values() for point in points for value in point.values]
-    first, last = 0.5 * int(2 * min(values)), 0.5 * (int(2 * max(values)) + 1)
-    marks = {first + k * (last - first) / 4: f"{first + k * (last - first) / 4:.2g}" for k in range(5)}
+    # the first losses, of models that have learned little, are above the picture
+    high = min(max(values), 2 * min(values)) if budget == "seconds" else max(values)
+    first, last = 0.5 * int(2 * min(values)), 0.5 * (int(2 * high) + 1)
+    marks = {first + k * (last - first) / 4: f"{first + k * (last - first) / 4:.3g}" for k in range(5)}
+    seeds = len(rows) // len(series)
+    unit = "steps" if over == "step" else "seconds"
     axes = Axes(
-        f"Held-out bits per byte, context {context:,}",
-        f"steps; the band is all of {len(rows) // len(series)} seeds",
+        f"Held-out bits per byte{'' if over == 'step' else ' by time'}, context {context:,}",
+        f"{unit}; {f'the band is all of {seeds} seeds' if seeds > 1 else 'one seed'}",
         {k * most / 4: f"{k * most / 4:,.0f}" for k in range(5)},
         marks,
         lambda value: f"{value:.2f} bits per byte",
@@ -120,17 +127,22 @@ def charts() -> dict[str, list[tuple[str, str]]]:
         rows = archive.trainings(machine, "contexts", plan)["rows"]
         sizes = sorted({row["context"] for row in rows if row["budget"] == "steps"})
         if sizes:
-            found[f"contexts-{machine}-{plan}.svg"] = [contexts(machine, plan, size) for size in sizes]
+            found[f"contexts-{machine}-{plan}.svg"] = [contexts(machine, plan, size, "steps", "step") for size in sizes]
+        # with a learning rate that does not depend on the seconds, steps can be compared, too
+        for size in sorted({row["context"] for row in rows if row["budget"] == "seconds" and row.get("constant")}):
+            panels = [contexts(machine, plan, size, "seconds", over) for over in ("seconds", "step")]
+            found[f"contexts-{machine}-{plan}-{size}.svg"] = panels
     for machine, plan in archive.plans("lengths"):
         problems = dict.fromkeys(row["problem"] for row in archive.trainings(machine, "lengths", plan)["rows"])
         found[f"lengths-{machine}-{plan}.svg"] = [lengths(machine, plan, problem) for problem in problems]
     return found
 
 
-def _over_steps(rows: Sequence[dict[str, Any]]) -> list[Point]:
+def _over(axis: str, rows: Sequence[dict[str, Any]]) -> list[Point]:
     count = min(len(row["curve"]) for row in rows)
     return [
-        Point(rows[0]["curve"][k]["step"], tuple(row["curve"][k]["held_out"] for row in rows)) for k in range(count)
+        Point(mean(row["curve"][k][axis] for row in rows), tuple(row["curve"][k]["held_out"] for row in rows))
+        for k in range(count)
     ]
 
 

@@ -17,6 +17,8 @@ from benchmarks import archive, machine
 from polymax_recipes.demo import speed
 from polymax_recipes.outputs import atomic_write
 
+# speeds of a training, which say nothing if other processes use the device
+SPEEDS = ("tokens_per_second", "step_ms")
 # facts that all rows of a file of results share
 SHARED = ("plan", "machine", "recorded")
 
@@ -38,6 +40,7 @@ def add_options(parser: argparse.ArgumentParser, plans: Sequence[str]) -> None:
     parser.add_argument("--minutes", type=float, default=0.0, help="begin no training after so many; 0 for no limit")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--machine", help="its name in the results; by default that of its processor or GPU")
+    parser.add_argument("--shared", action="store_true", help="other processes use the device: keep no speeds")
     parser.add_argument("--commit", help="of a tree that is a copy without its history")
     parser.add_argument("--keep", action="store_true", help="add a file to benchmarks/results")
 
@@ -61,6 +64,8 @@ def rows(jobs: Sequence[Job], options: argparse.Namespace) -> list[dict[str, Any
         tell(f"{job.name}: training {place + 1} of {len(jobs)}, {spent / 60:.1f} minutes{left}")
         facts = {**machine.provenance(options.commit), "machine": machine.describe(options.device, options.machine)}
         row = {**settings, **facts, **job.run()}
+        if options.shared:
+            row |= {name: None for name in SPEEDS if name in row}
         ran += 1
         with atomic_write(file) as temporary:
             temporary.write_text(json.dumps(row) + "\n", encoding="utf-8")

@@ -58,11 +58,34 @@ def contexts(machine: str, plan: str) -> str:
         layers = [mean(ones) for ones in zip(*(row["curve"][-1]["supports"]["mean_support"] for row in rows))]
         peak = mean(row["peak_gib"] for row in rows) if rows[0]["peak_gib"] is not None else None
         cells = [f"{kind[0]:,}", limit, kind[2], _range_of([row["bits_per_byte"] for row in rows])]
-        cells += [f"{mean(row[name] for row in rows):,.0f}" for name in ("steps", "tokens_per_second")]
+        cells += [_mean_of([row[name] for row in rows]) for name in ("steps", "tokens_per_second")]
         cells += [", ".join(f"{layer:,.0f}" for layer in layers), "" if peak is None else f"{peak:.1f}"]
         lines.append([*cells, str(len(rows))])
     head = ["context", "limit", "attention", "bits per byte", "steps", "tokens/s", "keys a query attends to, by layer"]
     return f"{grid([*head, 'GiB', 'seeds'], lines)}\n\n{source(kept, f'{machine}/contexts')}"
+
+
+def equal_steps(machine: str, plan: str, context: str, measure: str = "held_out") -> str:
+    """Held-out losses and seconds, or mean supports, at steps at which all models of a context were measured."""
+    kept = archive.trainings(machine, "contexts", plan)
+    rows = [row for row in kept["rows"] if row["context"] == int(context)]
+    if not all(row["constant"] for row in rows):
+        raise ValueError(f"{machine}/contexts: learning rates of {plan} depend on the length of the training")
+    found = {row["attention"]: {part["step"]: part for part in row["curve"]} for row in rows}
+    # the last measurement of a training is after steps of its own
+    common = sorted(set.intersection(*({part["step"] for part in row["curve"][:-1]} for row in rows)))
+    # four of them, the last among them
+    at = common[:: -max(1, -(-len(common) // 4))][::-1]
+    lines = []
+    for name, parts in found.items():
+        some = [parts[step] for step in at]
+        if measure == "held_out":
+            cells = [f"{part['held_out']:.2f} ({part['seconds']:.0f} s)" for part in some]
+        else:
+            cells = [f"{mean(part['supports']['mean_support']):,.1f}" for part in some]
+        lines.append([name, *cells])
+    what = "bits per byte (seconds)" if measure == "held_out" else "keys a query attends to, mean of all layers"
+    return f"{grid([what, *(f'{step:,} steps' for step in at)], lines)}\n\n{source(kept, f'{machine}/contexts')}"
 
 
 def positions(machine: str, plan: str, budget: str = "steps") -> str:
@@ -123,6 +146,10 @@ def summarized() -> list[list[str]]:
     bits = {name: [r["bits_per_byte"] for r in rows if r["attention"] == name] for name in ("entmax", "softmax")}
     ours, usual = (f"{_range_of(values)} (`{name}`)" for name, values in bits.items())
     lines.append(["Python sources, context 256", "bits per byte", ours, usual, "none", str(len(bits["entmax"]))])
+    kept = archive.trainings("h200", "contexts", "minutes")["rows"]
+    long = {row["attention"]: f"{row['bits_per_byte']:.3f}" for row in kept if row["context"] == 32_768}
+    ours, usual = (f"{long[name]} (`{name}`)" for name in ("sparsemax", "softmax"))
+    lines.append(["Python sources, context 32,768, equal time", "bits per byte", ours, usual, "none", "1"])
     kept = archive.trainings("xeon-2core", "vocabulary", "cpu")["rows"]
     for measure, form in (("sparsemax_score", ".3f"), ("epsilon_perplexity", ",.0f")):
         found = {
@@ -143,10 +170,9 @@ def papers(machine: str, plan: str) -> str:
     for method in dict.fromkeys(row["method"] for row in kept["rows"]):
         rows = [row for row in kept["rows"] if row["method"] == method]
         tests = [row["reports"]["test"] for row in rows]
-        seconds = mean(row["seconds"] for row in rows)
         figures = [_range_of([test[name] for test in tests]) for name in names]
-        lines.append([method, *figures, f"{seconds:,.0f}", str(len(rows))])
-    text = grid(["method", *names, "seconds", "seeds"], lines)
+        lines.append([method, *figures, str(len(rows))])
+    text = grid(["method", *names, "seeds"], lines)
     return f"{text}\n\n{source(kept, f'{machine}/{task}')}"
 
 
@@ -160,7 +186,16 @@ def reproduced() -> str:
     return grid(["paper", "figure or table", "here", "results"], lines)
 
 
-def _range_of(values: Sequence[float], form: str = ".3f") -> str:
-    """Return the mean, and the least and the largest if there are several that differ."""
-    middle, low, high = (format(value, form) for value in (mean(values), min(values), max(values)))
+def _mean_of(values: Sequence[float | None]) -> str:
+    """Return the mean as a whole number; nothing if a value was not kept."""
+    known = [value for value in values if value is not None]
+    return f"{mean(known):,.0f}" if len(known) == len(values) else ""
+
+
+def _range_of(values: Sequence[float | None], form: str = ".3f") -> str:
+    """Return the mean, and the least and the largest if there are several that differ; nothing without values."""
+    known = [value for value in values if value is not None]
+    if not known:
+        return ""
+    middle, low, high = (format(value, form) for value in (mean(known), min(known), max(known)))
     return middle if low == high else f"{middle} ({low} to {high})"

@@ -44,7 +44,11 @@ WARM = 3
 
 @dataclass(frozen=True)
 class Training:
-    """How long, on what, and how fast the weights change; as many steps as were asked for, or as the time allows."""
+    """How long, on what, and how fast the weights change; as many steps as were asked for, or as the time allows.
+
+    every: steps between two measurements; 0 for ten of them over the training
+    constant: keep the learning rate after it has risen, so that trainings of different lengths have the same steps
+    """
 
     device: str
     steps: int
@@ -53,6 +57,8 @@ class Training:
     lr: float
     precision: str
     seed: int
+    every: int = 0
+    constant: bool = False
 
     def progress(self, step: int, seconds: float) -> float:
         """The share that is done, from 0 to 1."""
@@ -60,8 +66,15 @@ class Training:
         return max(by_steps, seconds / self.seconds if self.seconds else 0.0)
 
     def rate(self, step: int, progress: float) -> float:
-        """The learning rate: it rises for 50 steps, then falls to a tenth as a cosine."""
-        return self.lr * min(1.0, (step + 1) / 50) * (0.55 + 0.45 * math.cos(math.pi * min(progress, 1.0)))
+        """The learning rate: it rises for 50 steps, then falls to a tenth as a cosine, or stays."""
+        left = 1.0 if self.constant else 0.55 + 0.45 * math.cos(math.pi * min(progress, 1.0))
+        return self.lr * min(1.0, (step + 1) / 50) * left
+
+    def measures(self, step: int, progress: float, told: int) -> bool:
+        """Return whether a training is to be measured after a step, if it was `told` tenths before."""
+        if self.every:
+            return progress >= 1 or (step > 0 and step % self.every == 0)
+        return progress >= (told + 1) / PARTS
 
     def autocast(self) -> torch.autocast:
         """Where matrices are multiplied in bfloat16, if that was asked for."""
@@ -203,7 +216,7 @@ def quality(model: LanguageModel, how: Training, chosen: LanguageModelOptions, h
 
 
 def trained(model: LanguageModel, how: Training, train: Tensor, context: int) -> Iterator[dict[str, Any]]:
-    """Train, and tell after each tenth: the step, seconds, the mean loss since the last line, and tokens a second.
+    """Train, and tell at each measurement: the step, seconds, the mean loss since the last one, and tokens a second.
 
     Seconds are those of the clock on a GPU, and those of the processor on a CPU, after the first steps.
     """
@@ -215,8 +228,8 @@ def trained(model: LanguageModel, how: Training, train: Tensor, context: int) ->
     step, told, begun = 0, 0, clock()
     since, steps_timed = begun, 0
     while True:
-        progress = how.progress(step, clock() - begun)
-        if progress >= (told + 1) / PARTS and losses:
+        progress = how.progress(step, clock() - begun if step >= WARM else 0.0)
+        if how.measures(step, progress, told) and losses:
             if how.device == "cuda":
                 torch.cuda.synchronize()
             now = clock()

@@ -3,10 +3,11 @@
     python -m benchmarks.lengths small runs --machine laptop --keep
     python -m benchmarks.lengths paper runs --device cuda --problem sort --attention asentmax --seeds 3
 
-A plan says sizes: `small` takes about a quarter of an hour on one core, `minutes` ten minutes, and `paper` has those of
-Vasylenko et al. 2025, which take GPUs days. Each training writes a file to the folder of runs; the command goes on with
-those that have none, so that it can be stopped, and started on several machines. --keep adds what is finished to
-benchmarks/results.
+A plan says sizes: `small` takes about a quarter of an hour on one core, `paper` has those of Vasylenko et al. 2025,
+which take GPUs days, and `minutes` has the same models and lengths for few steps: minutes of a GPU, if a process for
+each problem and attention runs beside the others. On a GPU matrices are multiplied in TF32. Each training writes a file
+to the folder of runs; the command goes on with those that have none, so that it can be stopped, and started on several
+machines. --keep adds what is finished to benchmarks/results.
 """
 
 import argparse
@@ -17,10 +18,12 @@ from functools import partial
 from statistics import mean
 from typing import Any
 
+import torch
+
 from benchmarks import grid
 from polymax_recipes.lengths.learn import Setting, run
 from polymax_recipes.lengths.model import ATTENTIONS
-from polymax_recipes.lengths.problems import PROBLEMS, AssociativeRecall, Copy, FlipFlop, Problem, Sort, TwoBack
+from polymax_recipes.lengths.problems import PROBLEMS, FlipFlop, Problem, Sort, TwoBack
 
 NAMES = ("softmax", "entmax", "asentmax")
 
@@ -47,6 +50,13 @@ def _small(problem: Problem, steps: int, *lengths: int) -> Plan:
     return Plan(problem, few, lengths, count=500)
 
 
+def _few(plan: Plan, steps: int) -> Plan:
+    """Return a plan with few steps of smaller batches, a learning rate for them, and lengths up to 16 times as long."""
+    setting = replace(plan.setting, steps=steps, batch_size=64, lr=1e-3, warmup=200)
+    some = tuple(one for one in plan.lengths if one <= 16 * setting.longest)
+    return replace(plan, setting=setting, lengths=some, count=500)
+
+
 PLANS: dict[str, dict[str, Plan]] = {
     "paper": {
         "mqmtar": _paper("mqmtar", 4, 512, 16, 390_625, 2e-4, 1, 2, 4, 16, 64, 256, 1024),
@@ -62,12 +72,12 @@ PLANS: dict[str, dict[str, Plan]] = {
         "2back": _small(TwoBack(8), 1_000, 16, 32, 64, 128, 256),
         "flip-flop": _small(FlipFlop(), 1_500, 16, 32, 64, 128, 256),
     },
-    "minutes": {
-        "copy": _small(Copy(8), 500, 16, 32),
-        "sort": _small(Sort(8), 500, 16, 32, 64),
-        "flip-flop": _small(FlipFlop(), 500, 16, 64, 256),
-        "mqmtar": _small(AssociativeRecall(8, 16, 1), 500, 16, 32, 64),
-    },
+}
+PLANS["minutes"] = {
+    "sort": _few(PLANS["paper"]["sort"], 2_000),
+    "2back": _few(PLANS["paper"]["2back"], 2_000),
+    "flip-flop": _few(PLANS["paper"]["flip-flop"], 2_000),
+    "copy": _few(PLANS["paper"]["copy"], 2_000),
 }
 
 
@@ -79,7 +89,10 @@ def main() -> int:
     parser.add_argument("--attention", action="append", choices=ATTENTIONS, help=f"by default {', '.join(NAMES)}")
     parser.add_argument("--steps", type=int, default=0, help="of each training, in the place of the plan's")
     parser.add_argument("--count", type=int, default=0, help="sequences of each test, in the place of the plan's")
-    return grid.main("lengths", parser.parse_args(), jobs, table)
+    options = parser.parse_args()
+    if options.device == "cuda":
+        torch.set_float32_matmul_precision("high")
+    return grid.main("lengths", options, jobs, table)
 
 
 def jobs(options: argparse.Namespace) -> Iterator[grid.Job]:
@@ -94,6 +107,7 @@ def jobs(options: argparse.Namespace) -> Iterator[grid.Job]:
                 setting = replace(plan.setting, attention=attention, seed=seed)
                 setting = replace(setting, steps=options.steps or setting.steps)
                 facts = {"problem": name, "sizes": asdict(plan.problem), **asdict(setting)}  # type: ignore[call-overload]
+                facts["matrices"] = "TF32" if options.device == "cuda" else "float32"
                 count = options.count or plan.count
                 work = partial(run, plan.problem, setting, plan.lengths, count, options.device, grid.tell)
                 yield grid.Job(f"{options.plan}-{name}-{attention}-{seed}", facts, work)

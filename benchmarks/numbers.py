@@ -6,13 +6,15 @@
     <!-- end -->
 
 FIELD is a field of a row, or ms or MiB; FORMAT is one of Python's, such as .2f. A seventh part names the pass, for
-example forward; without it, the row with the gradient counts. Tables are functions of benchmarks/tables.py, and words
-after a table's name are its arguments.
+example forward; without it, the row with the gradient counts. SUITE may be contexts:PLAN, a grid of trainings: the
+parts are then the attention, the context, and seconds or steps, what limited the training; FIELD@STEP is of its curve.
+Tables are functions of benchmarks/tables.py, and words after a table's name are its arguments.
 """
 
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from statistics import mean
 
 from benchmarks import archive, pictures, tables
 from benchmarks.record import Row
@@ -68,6 +70,8 @@ def number(query: str) -> str:
     if len(parts) not in (6, 7):
         raise ValueError(f"a number has six or seven parts, separated by semicolons; got {query!r}")
     place, case, shape, competitor, field, form, *timed = parts
+    if ":" in place:
+        return format(trained(place, case, int(shape), competitor, field), form)
     row = find(place, case, shape, competitor, *timed)
     if field == "ms":
         found = archive.microseconds(row)
@@ -79,6 +83,24 @@ def number(query: str) -> str:
     if value is None:
         raise ValueError(f"the row has no {field}")
     return format(value, form)
+
+
+def trained(place: str, attention: str, context: int, budget: str, field: str) -> float:
+    """Return a figure of the newest trainings of MACHINE/contexts:PLAN, the mean over seeds."""
+    machine, _, task = place.partition("/")
+    name, _, plan = task.partition(":")
+    asked = attention, context, budget
+    rows = [
+        row
+        for row in archive.trainings(machine, name, plan)["rows"]
+        if (row["attention"], row["context"], row["budget"]) == asked
+    ]
+    if not rows:
+        raise ValueError(f"{place} has no training of {attention}, {context}, {budget}")
+    of_row, _, step = field.partition("@")
+    if step:
+        return mean(part[of_row] for row in rows for part in row["curve"] if part["step"] == int(step))
+    return mean(row[of_row] for row in rows)
 
 
 def find(place: str, case: str, shape: str, competitor: str, timed: str | None = None) -> Row:

@@ -8,6 +8,7 @@ from benchmarks.record import Run
 MACHINES = {
     "h200": "NVIDIA H200",
     "epyc-2core": "two cores of an AMD EPYC",
+    "epyc-1core": "one thread of an AMD EPYC that did other work, too",
     "xeon": "two cores of an Intel Xeon",
     "xeon-2core": "one thread of an Intel Xeon that did other work, too",
 }

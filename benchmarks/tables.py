@@ -1,5 +1,6 @@
 """Tables of the documents, as Markdown, made from the newest results of each suite and task."""
 
+import json
 from collections.abc import Callable, Sequence
 
 from benchmarks import archive, grid_tables
@@ -182,6 +183,27 @@ def language_model(machine: str) -> str:
     return f"{grid(head, lines)}\n\n{source(kept, f'{machine}/language_model')}"
 
 
+def gpu_tests() -> str:
+    """What became of the tests on a GPU in the newest run of all of them."""
+    files = sorted((archive.RESULTS / "gpu-tests").glob("*.json"))
+    runs = [json.loads(file.read_text(encoding="utf-8")) for file in files]
+    whole = [run for run in runs if not run["selection"]["expression"] and not run["selection"]["paths"]]
+    if not whole:
+        return "No run is kept yet."
+    last = whole[-1]
+    counts = dict(last["counts"])
+    passed, skipped = (counts.pop(name, 0) for name in ("passed", "skipped"))
+    expected = counts.pop("xfailed", 0)
+    cells = [passed, sum(counts.values()), skipped + expected, len(last["not run"]), last["processes"]]
+    line = [*(f"{cell:,}" for cell in cells), f"{last['seconds']:,.0f}"]
+    head = ["passed", "failed", "skipped", "not begun", "processes", "seconds"]
+    facts = last["machine"]
+    changed = ", with changes" if last["changed"] else ""
+    place = f"{facts['name']}, torch {facts['torch'].split('+')[0]}, Triton {facts.get('triton', 'unknown')}"
+    files_at = f"`benchmarks/results/gpu-tests/{files[runs.index(last)].name}`"
+    return f"{grid(head, [line])}\n\n{place}, {last['date']}, commit {last['commit'][:9]}{changed}: {files_at}."
+
+
 def tree_lstm(machine: str) -> str:
     """Times of Tree-LSTMs by level, beside a loop over nodes."""
     kept = archive.trainings(machine, "tree_lstm")
@@ -297,8 +319,9 @@ TABLES: dict[str, Callable[..., str]] = {
     function.__name__: function
     for function in (
         *(mappings, structures, attention, attention_short, linear_loss, series, training, translation_speed),
-        *(word_losses, language_model, tree_lstm, replaces, summary),
-        *(grid_tables.lengths, grid_tables.lengths_published, grid_tables.contexts, grid_tables.positions),
+        *(word_losses, language_model, gpu_tests, tree_lstm, replaces, summary),
+        *(grid_tables.lengths, grid_tables.lengths_published),
+        *(grid_tables.contexts, grid_tables.positions, grid_tables.equal_steps),
         *(grid_tables.vocabulary, grid_tables.papers, grid_tables.reproduced),
     )
 }

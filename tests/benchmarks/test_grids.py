@@ -11,7 +11,19 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from benchmarks import archive, contexts, curves, grid, grid_tables, papers, pictures, tables, vocabulary
+from benchmarks import (
+    archive,
+    contexts,
+    curves,
+    grid,
+    grid_tables,
+    language_model,
+    numbers,
+    papers,
+    pictures,
+    tables,
+    vocabulary,
+)
 from benchmarks.published import NOT_YET, REPRODUCED
 from polymax_recipes import cli
 from polymax_recipes.lm import sources
@@ -139,6 +151,45 @@ def test_contexts_are_trained_kept_and_drawn(packages, results, tmp_path, monkey
     shown = capsys.readouterr().out
     assert "training 2 of 4" not in shown
     assert "training 4 of 4" in shown
+
+
+def test_trainings_of_a_constant_rate_are_compared_by_steps_and_by_seconds(packages, results, tmp_path, monkeypatch):
+    shape = replace(TINY, budgets={"seconds": (0, 0.2)}, every=4, constant=True)
+    monkeypatch.setitem(contexts.PLANS, "cpu", contexts.Plan((shape,), 4_000, 2_000))
+    assert command(contexts, monkeypatch, "cpu", tmp_path / "runs", "--seeds", 1, "--shared", "--keep") == 0
+    rows = archive.trainings("here", "contexts", "cpu")["rows"]
+    for row in rows:
+        *steps, last = [part["step"] for part in row["curve"]]
+        assert steps == list(range(4, last, 4))[: len(steps)]
+        assert last - steps[-1] <= 4
+        # others used the device
+        assert row["tokens_per_second"] is None
+    (name,) = curves.charts()
+    assert name == "contexts-here-cpu-16.svg"
+    assert [title for title, _ in curves.charts()[name]][1].count("one seed") == 1
+    assert "| 16 | 0.2 s | softmax |" in tables.table("contexts here cpu")
+    text = tables.table("equal_steps here cpu 16")
+    last = min((row["curve"][-2] for row in rows), key=lambda part: part["step"])
+    assert f" {last['step']} steps |\n" in text
+    assert f"{last['held_out']:.2f} ({last['seconds']:.0f} s)" in text
+    assert "keys a query attends to" in tables.table("equal_steps here cpu 16 supports")
+    first = rows[0]["curve"][0]
+    mark = "here/contexts:cpu; softmax; 16; seconds"
+    assert numbers.number(f"{mark}; held_out@4; .4f") == f"{first['held_out']:.4f}"
+    assert numbers.number(f"{mark}; bits_per_byte; .2f") == f"{rows[0]['bits_per_byte']:.2f}"
+    with pytest.raises(ValueError, match="has no training of sparsemax, 16, seconds"):
+        numbers.number("here/contexts:cpu; sparsemax; 16; seconds; steps; d")
+
+
+def test_a_rate_falls_or_stays():
+    falling = language_model.Training("cpu", 100, 0.0, 1, 1e-2, "float32", 0)
+    constant = replace(falling, constant=True)
+    assert falling.rate(0, 0.0) == pytest.approx(constant.rate(0, 0.0)) == pytest.approx(2e-4)
+    assert constant.rate(99, 0.99) == pytest.approx(1e-2)
+    assert falling.rate(99, 1.0) == pytest.approx(1e-3)
+    tenths = [step for step in range(101) if falling.measures(step, step / 100, max(0, step - 1) // 10)]
+    assert tenths == list(range(10, 101, 10))
+    assert [step for step in range(101) if replace(falling, every=40).measures(step, step / 100, 0)] == [40, 80, 100]
 
 
 def test_the_longest_context_needs_enough_text(packages, tmp_path, monkeypatch, capsys):

@@ -85,6 +85,31 @@ def test_every_table_can_be_made_from_its_results():
     assert "| none |" in text
 
 
+def test_a_page_shows_the_newest_whole_run_on_a_gpu(monkeypatch, tmp_path):
+    monkeypatch.setattr(archive, "RESULTS", tmp_path)
+    assert tables.table("gpu_tests") == "No run is kept yet."
+    assert "table: gpu_tests" in (ROOT / "docs" / "results.md").read_text(encoding="utf-8")
+    run = {
+        "date": "2026-11-01",
+        "commit": "abc",
+        "changed": False,
+        "machine": {"name": "a GPU", "torch": "2.11.0+cu130"},
+        "processes": 16,
+        "seconds": 500.2,
+        "selection": {"expression": None, "paths": []},
+        "counts": {"passed": 1200, "failed": 2, "crashes": 1, "skipped": 3, "xfailed": 4},
+        "not run": ["a"],
+    }
+    (tmp_path / "gpu-tests").mkdir()
+    for day, changes in ((1, {}), (2, {"selection": {"expression": "chain", "paths": []}})):
+        file = tmp_path / "gpu-tests" / f"2026-11-0{day}-100000.json"
+        file.write_text(json.dumps({**run, **changes}), encoding="utf-8")
+    text = tables.table("gpu_tests")
+    assert "| 1,200 | 3 | 7 | 1 | 16 | 500 |" in text
+    assert "a GPU, torch 2.11.0, Triton unknown, 2026-11-01, commit abc: " in text
+    assert text.endswith("gpu-tests/2026-11-01-100000.json`.")
+
+
 def test_a_run_adds_a_file(monkeypatch, tmp_path):
     monkeypatch.setattr(archive, "RESULTS", tmp_path)
     first = archive.new_file(a_run())

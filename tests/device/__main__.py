@@ -52,7 +52,7 @@ def main(arguments: list[str] | None = None) -> int:
     results = watched(runs, begun + given.budget)
     report = reported(given, tests, results, time.time() - begun)
     given.out.mkdir(parents=True, exist_ok=True)
-    path = given.out / f"{time.strftime('%Y-%m-%d-%H%M%S')}.json"
+    path = given.out / f"{time.strftime('%Y-%m-%d-%H%M%S', time.gmtime())}.json"
     path.write_text(json.dumps(report, indent=1) + "\n")
     for failure in report["failures"]:
         say(f"{failure['outcome']}: {failure['test']}")
@@ -69,6 +69,7 @@ def options() -> argparse.ArgumentParser:
     parser.add_argument("-k", dest="expression", help="the tests to run, as pytest has it")
     parser.add_argument("--out", type=Path, help="the folder of the result")
     parser.add_argument("--cache", type=Path, default=HOME / "build" / "gpu-tests", help="the folder of kernels")
+    parser.add_argument("--commit", help="of a tree that is a copy without its history")
     parser.add_argument("--no-warm", dest="warm", action="store_false", help="compile no kernels before the tests")
     parser.add_argument("--root", type=Path, default=HOME, help="the folder in which pytest runs")
     parser.add_argument("paths", nargs="*", help="files and folders of tests; all of them")
@@ -294,9 +295,11 @@ def reported(
         entry[0] += 1
         entry[1] = round(entry[1] + found["seconds"], 3)
     bad = failures(results)
+    now = time.gmtime()
     return {
-        "date": time.strftime("%Y-%m-%d %H:%M:%S"),
-        **versions(given.device),
+        "date": time.strftime("%Y-%m-%d", now),
+        "recorded": time.strftime("%Y-%m-%dT%H:%M:%SZ", now),
+        **versions(given.device, given.commit),
         "processes": given.processes,
         "seconds": round(seconds, 1),
         "selection": {"expression": given.expression, "paths": given.paths},
@@ -307,7 +310,9 @@ def reported(
     }
 
 
-def versions(device: str) -> dict[str, Any]:
+def versions(device: str, known: str | None) -> dict[str, Any]:
+    """The commit, whether the tree differs from it, and the machine with its packages; `known` is a copy's commit."""
+
     def run(*command: str) -> str:
         found = subprocess.run(command, cwd=HOME, capture_output=True, text=True)
         return found.stdout.strip() if found.returncode == 0 else ""
@@ -319,9 +324,10 @@ def versions(device: str) -> dict[str, Any]:
     machine = "a CPU, in Triton's interpreter"
     if device == "cuda":
         machine = run(sys.executable, "-c", "import torch; print(torch.cuda.get_device_name())")
-    commit = run("git", "rev-parse", "HEAD")
+    commit = run("git", "rev-parse", "HEAD") or known or ""
     changed = bool(run("git", "status", "--porcelain", "--untracked-files=no"))
-    return {"commit": commit, "changed": changed, "python": sys.version.split()[0], **packages, "device": machine}
+    facts = {"name": machine, "cores": os.cpu_count(), "python": sys.version.split()[0], **packages}
+    return {"commit": commit, "changed": changed, "machine": facts}
 
 
 def say(words: str) -> None:

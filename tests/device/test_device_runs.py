@@ -67,7 +67,9 @@ def test_what_hangs_and_crashes_fails_by_its_name(tmp_path, capsys):
     assert "1 is not 2" in found["test_fails"]["message"]
     assert "ran longer than 12 s" in found["test_hangs"]["message"]
     assert report["functions"]["test_some.py::test_passes"][0] == 2
-    assert {"commit", "torch", "python", "date", "seconds"} <= report.keys()
+    assert {"commit", "machine", "date", "recorded", "seconds"} <= report.keys()
+    assert path.name.startswith(report["date"])
+    assert {"name", "torch", "python"} <= report["machine"].keys()
     assert "test_hangs ran longer than 12 s" in capsys.readouterr().out
 
 

@@ -140,13 +140,13 @@ def test_a_grid_goes_on_and_is_kept(tmp_path, monkeypatch, capsys):
 
     def command(*more):
         few = ["--steps", "2", "--count", "3", "--problem", "sort", "--attention", "asentmax", "--attention", "softmax"]
-        monkeypatch.setattr("sys.argv", ["lengths", "minutes", str(runs), *few, "--machine", "here", *more])
+        monkeypatch.setattr("sys.argv", ["lengths", "small", str(runs), *few, "--machine", "here", *more])
         return lengths.main()
 
     monkeypatch.setattr(archive, "RESULTS", tmp_path / "results")
     assert command("--seeds", "1") == 0
     files = {file: file.stat().st_mtime_ns for file in runs.iterdir()}
-    assert {file.name for file in files} == {"minutes-sort-asentmax-0.json", "minutes-sort-softmax-0.json"}
+    assert {file.name for file in files} == {"small-sort-asentmax-0.json", "small-sort-softmax-0.json"}
     assert command("--seeds", "2", "--keep") == 0
     assert len(list(runs.iterdir())) == 4
     assert all(file.stat().st_mtime_ns == when for file, when in files.items())
@@ -159,7 +159,7 @@ def test_a_grid_goes_on_and_is_kept(tmp_path, monkeypatch, capsys):
     assert "2 seeds" in capsys.readouterr().out
     # the folder is of other trainings now
     monkeypatch.setattr(
-        "sys.argv", ["lengths", "minutes", str(runs), "--steps", "5", "--problem", "sort", "--seeds", "1"]
+        "sys.argv", ["lengths", "small", str(runs), "--steps", "5", "--problem", "sort", "--seeds", "1"]
     )
     assert lengths.main() == 1
     assert "with steps 2; got 5" in capsys.readouterr().err
