@@ -56,8 +56,9 @@ def small(monkeypatch):
     monkeypatch.setattr(passes, "WORDS", 20)
     for file in FILES:
         module = import_module(f"polymax.kernels.linear_loss.{file}")
-        memory = {"kept": 4 * WORDS} if file == "cpu" else {"chunk": 16}
-        monkeypatch.setattr(module, "STEPS", replace(module.STEPS, rows=4, entries=4 * 32, flat=4 * 32, **memory))
+        size = {"entries": 4 * WORDS} if file == "cpu" else {"words": 16}
+        keeping = module.STEPS.keeping._replace(**size)
+        monkeypatch.setattr(module, "STEPS", replace(module.STEPS, rows=4, entries=128, flat=128, keeping=keeping))
 
 
 def outputs(module, given, target, spread, alpha, softcap, scale):
@@ -364,7 +365,8 @@ class _Largest(TorchDispatchMode):
 @pytest.mark.parametrize(("alpha", "scale"), [(1.5, 3.0), (1.5, 0.001), (1.0, 1.0)])
 def test_logits_are_never_stored(alpha, scale, monkeypatch):
     cpu = import_module("polymax.kernels.linear_loss.cpu")
-    monkeypatch.setattr(cpu, "STEPS", replace(cpu.STEPS, rows=128, entries=2**15, flat=2**15, kept=2**17))
+    keeping = cpu.STEPS.keeping._replace(entries=2**17)
+    monkeypatch.setattr(cpu, "STEPS", replace(cpu.STEPS, rows=128, entries=2**15, flat=2**15, keeping=keeping))
     rows, words = 256, 3000
     hidden, weight = torch.randn(rows, 4), scale * torch.randn(words, 4)
     inputs = hidden, weight, None, torch.randint(words, (rows, 1)), None, alpha, None, 0.0, 1.0

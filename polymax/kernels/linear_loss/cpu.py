@@ -18,7 +18,7 @@ from polymax.kernels.linear_loss.kept import value_and_gradients
 from polymax.kernels.linear_loss.numba_lists import add_columns, scan_rows
 from polymax.kernels.linear_loss.passes import value_and_lists
 from polymax.kernels.linear_loss.reference import first_moment
-from polymax.kernels.linear_loss.steps import Cap, FlatRows, Lists, Steps, pieces
+from polymax.kernels.linear_loss.steps import Cap, FlatRows, Lists, RowKeeping, Steps, pieces
 from polymax.kernels.threshold import TSALLIS, threshold
 
 # rows whose words are gathered at once
@@ -63,15 +63,14 @@ def keep(x: Tensor, bias: Tensor | None, reference: Tensor | None, _: Tensor | N
     return x if reference is None else x.sub_(reference.unsqueeze(1))
 
 
-def solve_kept(blocks: list[Tensor], alpha: float) -> tuple[Tensor, Tensor, Tensor]:
-    """Return top, value and tau of rows, and put their weights into the list in the place of their scores."""
-    (x,) = blocks
+def solve_kept(x: Tensor, alpha: float) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Return the weights of rows, in the place of their scores if possible, and top, value and tau."""
     most = x.amax(1)
     dead = torch.isneginf(most)
     top = torch.where(most.isfinite(), most, 0)
     if alpha == 1:
-        torch.ops.aten._softmax.out(x, 1, False, out=x)
-        value = tau = -torch.log(x.amax(1))
+        p = torch.ops.aten._softmax.out(x, 1, False, out=x)
+        value = tau = -torch.log(p.amax(1))
     else:
         a, z = alpha - 1, x.sub_(top.unsqueeze(1))
         p = threshold(z, alpha, TSALLIS)
@@ -81,15 +80,12 @@ def solve_kept(blocks: list[Tensor], alpha: float) -> tuple[Tensor, Tensor, Tens
             # a word of -inf has no weight
             mean = first_moment(z, p)
         value = a * mean / alpha + (tau + 1) / (alpha * a)
-        x = blocks[0] = p
     if bool(dead.any()):
-        x[dead] = 0
-    return top, torch.where(dead, -torch.inf, value), tau
+        p[dead] = 0
+    return p, top, torch.where(dead, -torch.inf, value), tau
 
 
-def kept_slopes(
-    p: Tensor, _: Tensor | None, spread: Tensor | None, rows: FlatRows, alpha: float, cap: Cap, dtype: torch.dtype
-) -> Tensor:
+def kept_slopes(p: Tensor, spread: Tensor | None, rows: FlatRows, cap: Cap) -> Tensor:
     """Return the gradient of logits from the weights of a block, which are overwritten."""
     dx = p.mul_(rows.grad_value.unsqueeze(1))
     if spread is not None:
@@ -130,8 +126,7 @@ STEPS = Steps(
     entries=2**20,
     flat=2**19,
     half=False,
-    kept=2**24,
-    chunk=1,
+    keeping=RowKeeping(entries=2**24, solve=solve_kept, slopes=kept_slopes),
     product=product,
     add_product=add_product,
     pick=pick_in_torch,
@@ -140,8 +135,6 @@ STEPS = Steps(
     solve=solve_in_torch,
     slopes=slopes_in_torch,
     keep=keep,
-    solve_kept=solve_kept,
-    kept_slopes=kept_slopes,
     row_sums=row_sums,
     column_sums=column_sums,
 )

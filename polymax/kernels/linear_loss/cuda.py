@@ -7,21 +7,22 @@ from torch import Tensor
 from polymax.backend.triton_math import ceil_power, on_device
 from polymax.backend.widen import wide
 from polymax.kernels.linear_loss.cuda_flat import flat_slopes, solve_rows
+from polymax.kernels.linear_loss.cuda_kept import slope_columns, solve_columns
 from polymax.kernels.linear_loss.cuda_lists import add_columns, add_rows
 from polymax.kernels.linear_loss.cuda_scan import add_exponentials, keep_rows, pick_words, scan_rows, settle_rows
 from polymax.kernels.linear_loss.flat import (
     accumulate_in_torch,
-    kept_slopes_in_torch,
     pick_in_torch,
     scores_in_torch,
+    slope_columns_in_torch,
     slopes_in_torch,
+    solve_columns_in_torch,
     solve_in_torch,
-    solve_kept_in_torch,
 )
 from polymax.kernels.linear_loss.gradients import gradients
 from polymax.kernels.linear_loss.kept import value_and_gradients
 from polymax.kernels.linear_loss.passes import value_and_lists
-from polymax.kernels.linear_loss.steps import Cap, Exponentials, FlatRows, Lists, Steps
+from polymax.kernels.linear_loss.steps import Cap, ColumnKeeping, Exponentials, FlatRows, KeptLogits, Lists, Steps
 
 # from 2.8 on torch multiplies half precision into float32; before, wider copies of a block are multiplied
 MIXED = hasattr(torch.ops.aten.mm, "dtype")
@@ -35,6 +36,11 @@ PART, CHANNELS = 4, 1024
 CHUNK = 8192
 # logits of a step over a row in blocks
 BLOCK = 1024
+# COLUMNS: columns of kept logits that a program solves, the fewest whose words fill a sector of memory twice
+# SOLVED, STAGES: words of a step, and steps that are loaded ahead
+COLUMNS, SOLVED, STAGES = 32, 256, 3
+# words and columns of kept logits of a program that computes gradients
+SLOPES = 16, 256
 
 
 def linear_loss(hidden: Tensor, *args) -> tuple[Tensor, ...]:
@@ -126,41 +132,44 @@ def solve(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     if sloped or not 1 < alpha <= 2 or x.dtype == torch.float64 or cap.scale != 1:
         return solve_in_torch(x, bias, alpha, cap, sloped)
-    top, value, tau = _solved(x, len(x), bias, x.shape[1], x.shape[1], 0, alpha, cap.softcap, x.dtype)
+    rows, words = x.shape
+    top, value, tau = (torch.empty(rows, dtype=x.dtype, device=x.device) for _ in range(3))
+    part = min(CHUNK, ceil_power(words))
+    solve_rows[(rows,)](
+        x, top if bias is None else bias, top, value, tau, words, alpha, cap.softcap, R=_power(alpha),
+        BIAS=bias is not None, CAP=cap.softcap > 0, BN=part, num_warps=16 if part > BLOCK else 8,
+    )  # fmt: skip
     return top, value, tau, torch.zeros_like(value)
 
 
-def solve_kept(blocks: list[Tensor], alpha: float) -> tuple[Tensor, Tensor, Tensor]:
-    x, real = blocks[0], wide(blocks[0][:0]).dtype
-    if real == torch.float64 or not 1 <= alpha <= 2:
-        return solve_kept_in_torch([wide(b) for b in blocks], alpha)
-    words = sum(b.shape[1] for b in blocks)
-    first, last = x.storage_offset(), blocks[-1].storage_offset()
-    stride = blocks[1].storage_offset() - first if len(blocks) > 1 else 0
-    # all blocks, with the memory between them
-    memory = x.as_strided((last - first + blocks[-1].numel(),), (1,), first)
-    return _solved(memory, len(x), None, words, x.shape[1], stride, alpha, 0.0, real)
-
-
-def _solved(
-    x: Tensor,
-    rows: int,
-    bias: Tensor | None,
-    words: int,
-    width: int,
-    stride: int,
-    alpha: float,
-    softcap: float,
-    dtype: torch.dtype,
-) -> tuple[Tensor, Tensor, Tensor]:
-    top, value, tau = (torch.empty(rows, dtype=dtype, device=x.device) for _ in range(3))
-    # a program reads a part of one block at once: a power of two that divides its width
-    part = min(CHUNK, ceil_power(words)) if width == words else min(BLOCK, width & -width)
-    solve_rows[(rows,)](
-        x, top if bias is None else bias, top, value, tau, words, width, stride, alpha, softcap, R=_power(alpha),
-        BIAS=bias is not None, CAP=softcap > 0, BN=part, num_warps=16 if part > BLOCK else 8,
+def solve_kept(kept: KeptLogits, alpha: float, cap: Cap) -> tuple[Tensor, Tensor, Tensor]:
+    x, reference, bias = kept
+    if not 1 <= alpha <= 2 or x.dtype == torch.float64:
+        return solve_columns_in_torch(kept, alpha, cap)
+    words, n = x.shape
+    top, value, tau = (torch.empty_like(reference) for _ in range(3))
+    solve_columns[(triton.cdiv(n, COLUMNS),)](
+        x, reference, reference if bias is None else bias, top, value, tau, words, n, x.stride(0), alpha, *cap,
+        R=_power(alpha), BIAS=bias is not None, CAP=cap.softcap > 0, BW=min(SOLVED, ceil_power(words)), BN=COLUMNS,
+        STAGES=STAGES, num_warps=16,
     )  # fmt: skip
     return top, value, tau
+
+
+def kept_slopes(kept: KeptLogits, spread: Tensor | None, rows: FlatRows, alpha: float, cap: Cap) -> None:
+    x, reference, bias = kept
+    if not 1 <= alpha <= 2 or x.dtype == torch.float64:
+        slope_columns_in_torch(kept, spread, rows, alpha, cap)
+        return
+    words, n = x.shape
+    if spread is not None and spread.stride(-1) != 1:
+        spread = spread.contiguous()
+    slope_columns[(triton.cdiv(words, SLOPES[0]), triton.cdiv(n, SLOPES[1]))](
+        x, reference, reference if bias is None else bias, x if spread is None else spread, *rows[:4], words, n,
+        x.stride(0), 0 if spread is None or spread.dim() == 1 else spread.stride(0), alpha - 1, *cap,
+        R=_power(alpha), BIAS=bias is not None, SPREAD=spread is not None, CAP=cap.softcap > 0, BW=SLOPES[0],
+        BN=SLOPES[1], num_warps=4,
+    )  # fmt: skip
 
 
 def slopes(
@@ -168,34 +177,6 @@ def slopes(
 ) -> Tensor:
     if not 1 <= alpha <= 2 or x.dtype == torch.float64:
         return slopes_in_torch(x, bias, spread, rows, alpha, cap, dtype)
-    return _slopes(x, bias, None, spread, rows, alpha, cap, dtype, 0)
-
-
-def kept_slopes(
-    x: Tensor,
-    reference: Tensor | None,
-    spread: Tensor | None,
-    rows: FlatRows,
-    alpha: float,
-    cap: Cap,
-    dtype: torch.dtype,
-) -> Tensor:
-    if not 1 <= alpha <= 2 or rows.top.dtype == torch.float64:
-        return kept_slopes_in_torch(wide(x).clone(), reference, spread, rows, alpha, cap, dtype)
-    return _slopes(x, None, reference, spread, rows, alpha, cap, dtype, 1 if reference is None else 2)
-
-
-def _slopes(
-    x: Tensor,
-    bias: Tensor | None,
-    reference: Tensor | None,
-    spread: Tensor | None,
-    rows: FlatRows,
-    alpha: float,
-    cap: Cap,
-    dtype: torch.dtype,
-    kept: int,
-) -> Tensor:
     n, words = x.shape
     out = torch.empty((n, words), dtype=dtype, device=x.device)
     width = min(2048, ceil_power(words))
@@ -203,10 +184,10 @@ def _slopes(
     if spread is not None and spread.stride(-1) != 1:
         spread = spread.contiguous()
     flat_slopes[(n, triton.cdiv(words, width))](
-        x, top if bias is None else bias, x if spread is None else spread, top if reference is None else reference,
-        top, tau, of_value, of_mean, of_value if of_moment is None else of_moment, out,
+        x, top if bias is None else bias, x if spread is None else spread, top, tau, of_value, of_mean,
+        of_value if of_moment is None else of_moment, out,
         words, 0 if spread is None or spread.dim() == 1 else spread.stride(0), alpha - 1, *cap,
-        R=_power(alpha), BIAS=bias is not None, SPREAD=spread is not None, CAP=cap.softcap > 0, KEPT=kept,
+        R=_power(alpha), BIAS=bias is not None, SPREAD=spread is not None, CAP=cap.softcap > 0,
         MOMENT=of_moment is not None, BN=width,
     )  # fmt: skip
     return out
@@ -247,8 +228,7 @@ STEPS = Steps(
     entries=2**25,
     flat=2**24,
     half=True,
-    kept=0,
-    chunk=BLOCK,
+    keeping=ColumnKeeping(words=4096, solve=solve_kept, slopes=kept_slopes),
     product=product,
     add_product=add_product,
     pick=pick,
@@ -257,8 +237,6 @@ STEPS = Steps(
     solve=solve,
     slopes=slopes,
     keep=keep,
-    solve_kept=solve_kept,
-    kept_slopes=kept_slopes,
     row_sums=row_sums,
     column_sums=column_sums,
 )

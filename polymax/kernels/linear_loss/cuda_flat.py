@@ -9,25 +9,23 @@ from polymax.kernels.linear_loss.cuda_power import load_scores, newton_step, pow
 @triton.jit
 def solve_rows(
     p_x, p_bias, p_top, p_value, p_tau,
-    words, width, stride, alpha, softcap,
+    words, alpha, softcap,
     R: tl.constexpr, BIAS: tl.constexpr, CAP: tl.constexpr, BN: tl.constexpr,
 ):  # fmt: skip
     """Write the largest score, the smoothed maximum and the threshold of a row, which is read again at each step.
-
-    Rows lie in blocks of `width` words, `stride` numbers after each other; the last block may have fewer words.
 
     The first steps use only the first scores, as if they were representative of the row: Newton's method may start on
     either side of the root.
     """
     i_r = tl.program_id(0).to(tl.int64)
     a = alpha - 1
-    n_first = tl.minimum(words, width)
-    b_first = load_scores(p_x + i_r * n_first, p_bias, tl.arange(0, BN), n_first, softcap, BIAS, CAP)
+    p_x += i_r * words
+    b_first = load_scores(p_x, p_bias, tl.arange(0, BN), words, softcap, BIAS, CAP)
     b_shift = tl.max(b_first, 0)
     b_shift = tl.where((b_shift > float("-inf")) & (b_shift < float("inf")), b_shift, 0)
     b_t = b_shift * 0 - 1
     if R >= 0:
-        share = tl.minimum(BN, n_first) / words
+        share = tl.minimum(BN, words) / words
         for _ in range(6):
             b_low, b_high = powers(tl.maximum(a * (b_first - b_shift) - b_t, 0.0), 1 / a, R)
             b_t += newton_step(tl.sum(b_high) / share, tl.sum(b_low) / share, a, R)
@@ -44,11 +42,7 @@ def solve_rows(
         b_lowers = tl.zeros((BN,), tl.float32)
         b_means = tl.zeros((BN,), tl.float32)
         for i_n in range(0, words, BN):
-            i_b = (i_n // width).to(tl.int64)
-            n_b = tl.minimum(width, words - i_n // width * width)
-            p_row = p_x + i_b * stride + i_r * n_b
-            o_n = i_n - i_n // width * width + tl.arange(0, BN)
-            b_x = load_scores(p_row, p_bias, o_n, n_b, softcap, BIAS, CAP)
+            b_x = load_scores(p_x, p_bias, i_n + tl.arange(0, BN), words, softcap, BIAS, CAP)
             b_tops = tl.maximum(b_tops, b_x)
             b_bad = b_bad | (b_x != b_x).to(tl.int32) | (b_x == float("inf")).to(tl.int32)
             if R == -1:
@@ -101,24 +95,16 @@ def solve_rows(
 
 @triton.jit
 def flat_slopes(
-    p_x, p_bias, p_spread, p_reference, p_top, p_tau, p_value, p_mean, p_moment, p_out,
+    p_x, p_bias, p_spread, p_top, p_tau, p_value, p_mean, p_moment, p_out,
     words, spread_stride, a, softcap, scale,
-    R: tl.constexpr, BIAS: tl.constexpr, SPREAD: tl.constexpr, CAP: tl.constexpr, KEPT: tl.constexpr,
+    R: tl.constexpr, BIAS: tl.constexpr, SPREAD: tl.constexpr, CAP: tl.constexpr,
     MOMENT: tl.constexpr, BN: tl.constexpr,
 ):  # fmt: skip
-    """Write the gradient of a block of logits, from thresholds.
-
-    KEPT is 0 for logits, 1 for scores, and 2 for scores less a reference of their row.
-    """
+    """Write the gradient of a block of logits, from thresholds."""
     i_r = tl.program_id(0).to(tl.int64)
     o_n = tl.program_id(1) * BN + tl.arange(0, BN)
     m_n = o_n < words
-    if KEPT > 0:
-        b_x = tl.load(p_x + i_r * words + o_n, mask=m_n, other=float("-inf")).to(p_top.dtype.element_ty)
-        if KEPT > 1:
-            b_x += tl.load(p_reference + i_r)
-    else:
-        b_x = scale * load_scores(p_x + i_r * words, p_bias, o_n, words, softcap, BIAS, CAP)
+    b_x = scale * load_scores(p_x + i_r * words, p_bias, o_n, words, softcap, BIAS, CAP)
     b_z = b_x - tl.load(p_top + i_r)
     b_tau = tl.load(p_tau + i_r)
     if R == -1:

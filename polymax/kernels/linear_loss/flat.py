@@ -3,9 +3,13 @@
 import torch
 from torch import Tensor
 
+from polymax.backend.widen import wide
 from polymax.kernels.linear_loss.reference import cap_slope, capped_logits, shift, value_tau_slope
-from polymax.kernels.linear_loss.steps import Cap, Exponentials, FlatRows
+from polymax.kernels.linear_loss.steps import Cap, Exponentials, FlatRows, KeptLogits, pieces
 from polymax.kernels.threshold import TSALLIS, threshold
+
+# logits that are widened at once
+WHOLE = 2**24
 
 
 def scores_in_torch(x: Tensor, bias: Tensor | None, cap: Cap) -> Tensor:
@@ -62,10 +66,25 @@ def solve_in_torch(
     return top, *value_tau_slope(x, threshold(x, alpha, TSALLIS), top, alpha, sloped)
 
 
-def solve_kept_in_torch(blocks: list[Tensor], alpha: float) -> tuple[Tensor, Tensor, Tensor]:
-    """Return top, value and tau of rows whose scores are kept."""
-    x = blocks[0] if len(blocks) == 1 else torch.cat(blocks, 1)
-    return solve_in_torch(x, None, alpha, Cap(0.0, 1.0), False)[:3]
+def solve_columns_in_torch(kept: KeptLogits, alpha: float, cap: Cap) -> tuple[Tensor, Tensor, Tensor]:
+    """Return top, value and tau of rows whose logits are kept, some rows at a time."""
+    parts = []
+    for rows in pieces(kept.x.shape[1], max(WHOLE // len(kept.x), 1)):
+        x = wide(kept.x[:, rows]).mT + kept.reference[rows].unsqueeze(1)
+        parts.append(solve_in_torch(x, kept.bias, alpha, cap, False)[:3])
+    top, value, tau = (torch.cat(column) for column in zip(*parts))
+    return top, value, tau
+
+
+def slope_columns_in_torch(
+    kept: KeptLogits, spread: Tensor | None, rows: FlatRows, alpha: float, cap: Cap
+) -> None:
+    """Write gradients in the place of kept logits, some words at a time."""
+    for words in pieces(len(kept.x), max(WHOLE // kept.x.shape[1], 1)):
+        x = wide(kept.x[words]).mT + kept.reference.unsqueeze(1)
+        bias = None if kept.bias is None else kept.bias[words]
+        part = None if spread is None else spread[..., words]
+        kept.x[words] = slopes_in_torch(x, bias, part, rows, alpha, cap, kept.x.dtype).mT
 
 
 def slopes_in_torch(
@@ -78,20 +97,13 @@ def slopes_in_torch(
     dtype: torch.dtype,
 ) -> Tensor:
     """Return the gradient of a block of logits, in torch; the block is overwritten."""
-    return kept_slopes_in_torch(scores_in_torch(x, bias, cap), None, spread, rows, alpha, cap, dtype)
+    return slopes_of_scores(scores_in_torch(x, bias, cap), spread, rows, alpha, cap, dtype)
 
 
-def kept_slopes_in_torch(
-    x: Tensor,
-    reference: Tensor | None,
-    spread: Tensor | None,
-    rows: FlatRows,
-    alpha: float,
-    cap: Cap,
-    dtype: torch.dtype,
+def slopes_of_scores(
+    x: Tensor, spread: Tensor | None, rows: FlatRows, alpha: float, cap: Cap, dtype: torch.dtype
 ) -> Tensor:
     """Return the gradient of logits from a block of scores, in torch; the block is overwritten."""
-    x = x if reference is None else x + reference.unsqueeze(1)
     factor = cap_slope(x, *cap)
     # powers below 1 amplify rounding near the edge of the support
     z = (x.double() if alpha > 2 else x).sub_(rows.top.unsqueeze(1))

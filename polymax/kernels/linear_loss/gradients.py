@@ -16,11 +16,17 @@ class Gradients:
 
     def __init__(self, problem: LossProblem, of_hidden: bool, of_words: bool, real: torch.dtype) -> None:
         hidden, weight = problem.hidden, problem.weight
-        self.of_hidden, self.of_words = of_hidden, of_words
+        self.of_hidden, self.of_words, self._shape = of_hidden, of_words, weight.shape
         self.dh, self.dw = hidden.new_empty(0), weight.new_empty(0)
         self.db = weight.new_zeros(len(weight) if of_words else 0, dtype=real)
-        if of_words:
-            self.dw = torch.empty_like(weight, memory_format=torch.contiguous_format)
+
+    def memory(self, behind: int = 0) -> Tensor:
+        """Return the gradient of weight with room for `behind` more words, which is taken at the first call."""
+        if self.of_words and self.dw.dim() < 2:
+            words, d = self._shape
+            self._memory = self.dw.new_empty((words + behind, d))
+            self.dw = self._memory[:words]
+        return self._memory if self.of_words else self.dw
 
     @property
     def all(self) -> tuple[Tensor, Tensor, Tensor]:
@@ -69,17 +75,25 @@ def add_lists(
     found: Gradients,
     at: Any,
     dh_flat: Tensor | None,
+    complete: bool = False,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the gradients after those of lists and of named words are added to those of rows `at`."""
+    """Return the gradients after those of lists and of named words are added to those of rows `at`.
+
+    If the gradients of rows `at` are `complete`, those of their named words are 0 in `grads`.
+    """
     hidden, weight, spread = problem.hidden, problem.weight, problem.spread
-    words, coefs, sizes = _entries(grads, problem, saved, max(int(saved.extent[1]), 0))
-    if found.of_words:
-        columns = _by_word(words, coefs, sizes, len(weight))
-        steps.column_sums(*columns, hidden, found.dw, found.db, at is not None)
-    if found.of_hidden:
-        found.dh = steps.row_sums(words, coefs, sizes, weight)
-    if found.of_hidden and dh_flat is not None:
-        found.dh[at] = (found.dh[at] + dh_flat).to(found.dh.dtype)
+    found.memory()
+    if complete and dh_flat is not None and len(dh_flat) == len(hidden):
+        found.dh = dh_flat.to(hidden.dtype) if found.of_hidden else found.dh
+    else:
+        words, coefs, sizes = _entries(grads, problem, saved, max(int(saved.extent[1]), 0))
+        if found.of_words:
+            columns = _by_word(words, coefs, sizes, len(weight))
+            steps.column_sums(*columns, hidden, found.dw, found.db, at is not None)
+        if found.of_hidden:
+            found.dh = steps.row_sums(words, coefs, sizes, weight)
+        if found.of_hidden and dh_flat is not None:
+            found.dh[at] = (found.dh[at] + dh_flat).to(found.dh.dtype)
     if problem.linear and spread is not None:
         add_linear_mean(hidden, weight, spread, grads.mean, found.dh, found.dw, found.db)
     return found.all
@@ -124,6 +138,7 @@ def flat_gradients(
     hidden = problem.hidden[at].to(operand)
     unit = Unit(rows, operand)
     rows = unit.apply(rows)
+    found.memory()
     dw, db = found.dw, found.db
     dh = torch.zeros(hidden.shape, dtype=real, device=hidden.device)
     height = min(len(hidden), steps.rows)

@@ -23,16 +23,14 @@ class Steps:
 
     `rows` and `entries` bound a block: the rows of a product, and its logits; `flat` bounds the logits of rows that are
     computed as a whole, or the gradients of these logits. `half` is True if products of half precision are summed in
-    float32; otherwise wider copies are multiplied. `kept` bounds the logits of flat rows that are kept at once; if it
-    is 0, they are kept in the memory of the gradient of weight, in blocks of a multiple of `chunk` words.
+    float32; otherwise wider copies are multiplied.
     """
 
     rows: int
     entries: int
     flat: int
     half: bool
-    kept: int
-    chunk: int
+    keeping: "RowKeeping | ColumnKeeping"
     # a (n, d), b (m, d) -> a b^T (n, m), at least in float32
     product: Callable[[Tensor, Tensor], Tensor]
     # sum (n, d) += a (n, m) b (m, d)
@@ -49,10 +47,6 @@ class Steps:
     slopes: Callable[[Tensor, Tensor | None, Tensor | None, "FlatRows", float, Cap, torch.dtype], Tensor]
     # logits (n, m), bias, reference (n,), memory (n, m) or None -> scores less the reference
     keep: Callable[[Tensor, Tensor | None, Tensor | None, Tensor | None, Cap], Tensor]
-    # kept blocks, alpha -> top, value, tau; blocks may be overwritten by numbers for `kept_slopes`
-    solve_kept: Callable[[list[Tensor], float], tuple[Tensor, Tensor, Tensor]]
-    # kept scores, reference, spread, rows, alpha, dtype -> the gradient of logits
-    kept_slopes: Callable[[Tensor, Tensor | None, Tensor | None, "FlatRows", float, Cap, torch.dtype], Tensor]
     # words and coefficients (n, k), their numbers (n,), weight -> sums (n, d)
     row_sums: Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
     # the first entry of each word (words + 1,), rows and coefficients of entries by word, hidden, gradients of weight
@@ -116,6 +110,36 @@ class FlatRows(NamedTuple):
 
     def part(self, rows: slice) -> "FlatRows":
         return FlatRows(*(None if t is None else t[rows] for t in self))
+
+
+class RowKeeping(NamedTuple):
+    """How a device keeps logits of flat rows, `entries` of them at once, a row after another."""
+
+    entries: int
+    # scores, which may be overwritten, alpha -> weights, top, value, tau
+    solve: Callable[[Tensor, float], tuple[Tensor, Tensor, Tensor, Tensor]]
+    # weights, which are overwritten, spread, rows -> the gradient of logits
+    slopes: Callable[[Tensor, Tensor | None, FlatRows, Cap], Tensor]
+
+
+class KeptLogits(NamedTuple):
+    """Logits (words, rows) less a reference of each row (rows,), without the bias of words (words,)."""
+
+    x: Tensor
+    reference: Tensor
+    bias: Tensor | None
+
+
+class ColumnKeeping(NamedTuple):
+    """How a device keeps logits of flat rows as columns; `words` is the number of words behind the gradient of weight,
+    which is computed for as many words at once.
+    """
+
+    words: int
+    # alpha -> top, value, tau
+    solve: Callable[[KeptLogits, float, Cap], tuple[Tensor, Tensor, Tensor]]
+    # spread, rows, alpha; logits are overwritten by their gradients
+    slopes: Callable[[KeptLogits, Tensor | None, FlatRows, float, Cap], None]
 
 
 def pieces(n: int, size: int) -> Iterator[slice]:

@@ -1,0 +1,148 @@
+"""Kept logits of flat rows, a column for each row: their thresholds, and gradients in their place, for Triton."""
+
+import triton
+import triton.language as tl
+
+from polymax.kernels.linear_loss.cuda_power import capped_scores, newton_step, powers
+
+
+@triton.jit
+def kept_scores(
+    p_x, p_reference, p_bias, o_w, o_n, words, n, stride, softcap, scale,
+    BIAS: tl.constexpr, CAP: tl.constexpr,
+):  # fmt: skip
+    """Return the scores (BW, BN) of words o_w in rows o_n, -inf outside of the matrix.
+
+    What is kept is a logit less the reference of its row, without its bias.
+    """
+    m_x = (o_w < words)[:, None] & (o_n < n)[None, :]
+    b_x = tl.load(p_x + o_w.to(tl.int64)[:, None] * stride + o_n[None, :], mask=m_x, other=float("-inf"))
+    b_x = b_x.to(p_reference.dtype.element_ty) + tl.load(p_reference + o_n, mask=o_n < n, other=0.0)[None, :]
+    if BIAS:
+        b_x += tl.load(p_bias + o_w, mask=o_w < words, other=0.0)[:, None]
+    if CAP:
+        b_x = tl.where(m_x, capped_scores(b_x, softcap, CAP), float("-inf"))
+    return scale * b_x
+
+
+@triton.jit
+def solve_columns(
+    p_x, p_reference, p_bias, p_top, p_value, p_tau,
+    words, n, stride, alpha, softcap, scale,
+    R: tl.constexpr, BIAS: tl.constexpr, CAP: tl.constexpr, BW: tl.constexpr, BN: tl.constexpr,
+    STAGES: tl.constexpr,
+):  # fmt: skip
+    """Write the largest score, the smoothed maximum and the threshold of BN rows, whose scores are read at each turn.
+
+    The first steps use words at even distances as if these were all words: Newton's method may start on either side
+    of the root.
+    """
+    o_n = tl.program_id(0) * BN + tl.arange(0, BN)
+    o_w = tl.arange(0, BW)
+    a = alpha - 1
+    every = tl.maximum(words // BW, 1)
+    b_x = kept_scores(p_x, p_reference, p_bias, o_w * every, o_n, words, n, stride, softcap, scale, BIAS, CAP)
+    b_shift = tl.max(b_x, 0)
+    b_shift = tl.where((b_shift > float("-inf")) & (b_shift < float("inf")), b_shift, 0)
+    b_t = b_shift * 0 - 1
+    # near the root a last step is exact to its square, unless weights have kinks at the threshold
+    near = tl.where(a > 0.5, 2e-6, 3e-4)
+    if R >= 0:
+        share = tl.minimum(BW, words) / words
+        for _ in range(6):
+            b_w = tl.maximum(a * (b_x - b_shift[None, :]) - b_t[None, :], 0.0)
+            b_low, b_high = powers(b_w, 1 / a, R)
+            b_t += newton_step(tl.sum(b_high, 0) / share, tl.sum(b_low, 0) / share, a, R)
+    b_most = b_shift
+    b_total = b_shift
+    b_lower = b_shift
+    b_upper = b_shift
+    go = 1
+    turn = 0
+    while go > 0:
+        b_tops = tl.full((BW, BN), float("-inf"), tl.float32)
+        b_totals = tl.zeros((BW, BN), tl.float32)
+        b_lowers = tl.zeros((BW, BN), tl.float32)
+        b_uppers = tl.zeros((BW, BN), tl.float32)
+        for i_w in tl.range(0, words, BW, num_stages=STAGES):
+            b_x = kept_scores(p_x, p_reference, p_bias, i_w + o_w, o_n, words, n, stride, softcap, scale, BIAS, CAP)
+            b_tops = tl.maximum(b_tops, b_x)
+            if R == -1:
+                b_totals += tl.exp(b_x - b_shift[None, :])
+            else:
+                b_w = a * (b_x - b_shift[None, :]) - b_t[None, :]
+                b_low, b_high = powers(tl.maximum(b_w, 0.0), 1 / a, R)
+                # a NaN stays
+                b_totals += tl.where(b_w == b_w, b_high, b_w)
+                b_lowers += b_low
+                b_uppers += tl.where(b_high > 0, b_high * b_w, 0.0)
+        b_most = tl.max(b_tops, 0)
+        b_total = tl.sum(b_totals, 0)
+        turn += 1
+        # if sums overflow or lose their digits, start again from the largest score
+        m_far = (b_most > b_shift + 20) & (b_most < float("inf"))
+        m_go = m_far
+        if R >= 0:
+            b_lower = tl.sum(b_lowers, 0)
+            b_upper = tl.sum(b_uppers, 0)
+            # if no score lies above the threshold, restart from a safe bound
+            b_step = tl.where(
+                b_total > 0, newton_step(b_total, b_lower, a, R), a * (b_most - b_shift) - 1 - b_t
+            )  # fmt: skip
+            m_live = (b_total < float("inf")) & (b_most > float("-inf"))
+            m_step = (m_far == 0) & m_live & (tl.abs(b_total - 1) > near) & (b_t + b_step != b_t)
+            b_t = tl.where(m_far, -1.0, tl.where(m_step, b_t + b_step, b_t))
+            m_go = m_far | m_step
+        b_shift = tl.where(m_far, b_most, b_shift)
+        go = tl.max(m_go.to(tl.int32), 0) * (turn < 40).to(tl.int32)
+    m_dead = b_most == float("-inf")
+    # infinities and NaN
+    m_bad = (b_total < float("inf")) == 0
+    b_top = tl.where(m_dead | m_bad, 0, b_most)
+    if R == -1:
+        b_value = tl.log(b_total) - (b_top - b_shift)
+        # a row of -inf has no weights
+        b_tau = tl.where(m_dead, float("inf"), b_value)
+    else:
+        b_up = a * (b_top - b_shift)
+        # the dual function at the threshold, and its decrease by the last step
+        b_miss = tl.where(b_lower > 0, (b_total - 1) * (b_total - 1) / tl.where(b_lower > 0, b_lower, 1), 0)
+        b_value = (b_t - b_up) / a + b_upper / alpha + 1 / (alpha * a) - b_miss / 2
+        b_tau = tl.where(m_dead, 0, b_t + newton_step(b_total, b_lower, a, R) - b_up)
+    m_n = o_n < n
+    b_value = tl.where(m_bad, float("nan"), tl.where(m_dead, float("-inf"), b_value))
+    tl.store(p_top + o_n, b_top, mask=m_n)
+    tl.store(p_value + o_n, b_value, mask=m_n)
+    tl.store(p_tau + o_n, tl.where(m_bad, float("nan"), b_tau), mask=m_n)
+
+
+@triton.jit
+def slope_columns(
+    p_x, p_reference, p_bias, p_spread, p_top, p_tau, p_value, p_mean,
+    words, n, stride, spread_stride, a, softcap, scale,
+    R: tl.constexpr, BIAS: tl.constexpr, SPREAD: tl.constexpr, CAP: tl.constexpr, BW: tl.constexpr, BN: tl.constexpr,
+):  # fmt: skip
+    """Write the gradients of logits in the place of the logits."""
+    o_w = tl.program_id(0) * BW + tl.arange(0, BW)
+    o_n = tl.program_id(1) * BN + tl.arange(0, BN)
+    m_n = o_n < n
+    b_x = kept_scores(p_x, p_reference, p_bias, o_w, o_n, words, n, stride, softcap, scale, BIAS, CAP)
+    b_z = b_x - tl.load(p_top + o_n, mask=m_n, other=0.0)[None, :]
+    b_tau = tl.load(p_tau + o_n, mask=m_n, other=0.0)[None, :]
+    if R == -1:
+        b_p = tl.exp(b_z - b_tau)
+    else:
+        _, b_p = powers(tl.maximum(a * b_z - b_tau, 0.0), 1 / a, R)
+        b_p = tl.where(b_tau == b_tau, b_p, float("nan"))
+    b_dx = b_p * tl.load(p_value + o_n, mask=m_n, other=0.0)[None, :]
+    m_x = (o_w < words)[:, None] & m_n[None, :]
+    if SPREAD:
+        p_part = p_spread + o_n.to(tl.int64)[None, :] * spread_stride + o_w[:, None]
+        b_s = tl.load(p_part, mask=m_x, other=0.0).to(b_dx.dtype)
+        b_dx += tl.load(p_mean + o_n, mask=m_n, other=0.0)[None, :] * b_s
+    b_dx *= scale
+    if CAP:
+        b_c = b_x / (scale * softcap)
+        b_dx *= 1 - b_c * b_c
+    p_out = p_x + o_w.to(tl.int64)[:, None] * stride + o_n[None, :]
+    tl.store(p_out, b_dx.to(p_x.dtype.element_ty), mask=m_x)

@@ -1,0 +1,165 @@
+"""Flat rows of a GPU: a column of kept logits for each row, which become gradients in their place.
+
+Logits are kept less a reference near the largest logit of their row, so that likely words keep their digits in half
+precision. They lie in the memory of the gradient of weight, some words behind the gradient: gradients of words are
+computed from the first word to the last, and overwrite only what was read. If there are more rows than dimensions, or
+the gradient of weight is not needed, groups of at most d rows lie in memory of their own, one after another.
+"""
+
+import torch
+from torch import Tensor
+
+from polymax.backend.widen import wide
+from polymax.kernels.linear_loss.flat import scores_in_torch, slopes_of_scores
+from polymax.kernels.linear_loss.gradients import Gradients, Unit, flat_grads
+from polymax.kernels.linear_loss.passes import rows_at
+from polymax.kernels.linear_loss.problem import Grads, LossProblem
+from polymax.kernels.linear_loss.reference import cap_slope
+from polymax.kernels.linear_loss.steps import Cap, ColumnKeeping, FlatRows, KeptLogits, Steps, pieces
+
+# words whose largest logit is the reference
+SAMPLE = 1024
+# rows of a group in own memory are a multiple of this
+TILE = 64
+# logits of a mean that are widened at once
+WIDENED = 2**22
+
+
+def gradients_by_columns(
+    steps: Steps, keeping: ColumnKeeping, problem: LossProblem, at: Tensor, grads: Grads, found: Gradients
+) -> tuple[list[Tensor], Tensor]:
+    """Return the parts of rows `at`, and their gradients of hidden; fill the gradients of weight and bias."""
+    hidden, weight, d = rows_at(problem.hidden, at), problem.weight, problem.hidden.shape[1]
+    named = None if problem.named is None else rows_at(problem.named, at)
+    spread = problem.curved
+    spread = rows_at(spread, at) if spread is not None and spread.dim() == 2 else spread
+    problem = problem._replace(hidden=hidden, named=named, spread=spread)
+    empty = torch.empty_like(grads.value[at])
+    flat = FlatRows(empty, empty, *flat_grads(grads, empty, at)[:2])
+    unit = Unit(flat, hidden.dtype)
+    flat = unit.apply(flat)
+    of_chosen = rows_at(grads.chosen, at) / unit.size if unit.scaled else rows_at(grads.chosen, at)
+    m = len(hidden)
+    inside = found.of_words and m <= d
+    memory = found.memory(keeping.words) if inside else _own_memory(weight, m, d)
+    found.memory()
+    dw = found.dw
+    dh = torch.empty_like(hidden)
+    parts = []
+    for rows in pieces(m, m if inside else _height(m, d)):
+        group = _Group(steps, keeping, problem, rows)
+        group.compute(memory)
+        parts.append(group.parts())
+        group.become_gradients(flat.part(rows)._replace(top=parts[-1][4], tau=parts[-1][5]), of_chosen[rows])
+        if found.of_words and problem.bias is not None:
+            found.db += group.x.sum(1, dtype=found.db.dtype) * unit.size
+        if found.of_hidden:
+            torch.mm(group.x.mT, weight, out=dh[rows])
+        if found.of_words:
+            for words in pieces(len(weight), keeping.words if inside else len(weight)):
+                _fill_words(group.x[words], hidden[rows], dw[words], unit, rows.start > 0)
+    return [torch.cat(column) for column in zip(*parts)], wide(dh) * unit.size if unit.scaled else dh
+
+
+def _height(m: int, d: int) -> int:
+    """Return the number of rows of a group in own memory: groups are of nearly the same size."""
+    groups = -(-m // max(d, 1))
+    return min(-(-m // (groups * TILE)) * TILE, max(d, 1))
+
+
+def _own_memory(weight: Tensor, m: int, d: int) -> Tensor:
+    return weight.new_empty(len(weight) * min(_aligned(min(_height(m, d), m)), max(d, 1)))
+
+
+def _aligned(m: int) -> int:
+    """Return a distance between words for which rows of a matrix are aligned to 16 bytes."""
+    return -(-m // 8) * 8
+
+
+def _fill_words(dx: Tensor, hidden: Tensor, dw: Tensor, unit: Unit, added: bool) -> None:
+    if unit.scaled:
+        # float16 has no room for both small gradients and their sum
+        piece = (wide(dx) @ wide(hidden) * unit.size).to(dw.dtype)
+        dw.copy_(dw + piece if added else piece)
+    elif added:
+        torch.addmm(dw, dx, hidden, out=dw)
+    else:
+        torch.mm(dx, hidden, out=dw)
+
+
+class _Group:
+    """A group of rows: their kept logits x, (words, rows), until these become gradients."""
+
+    def __init__(self, steps: Steps, keeping: ColumnKeeping, problem: LossProblem, rows: slice) -> None:
+        self.steps, self.keeping, self.problem = steps, keeping, problem
+        self.hidden = problem.hidden[rows]
+        self.named = None if problem.named is None else problem.named[rows]
+        spread = problem.spread
+        self.spread = spread if spread is None or spread.dim() == 1 else spread[rows]
+        self.curved = None if problem.linear else self.spread
+        self.cap = Cap(problem.softcap, problem.scale)
+        self.own = torch.arange(len(self.hidden), device=self.hidden.device).unsqueeze(1)
+
+    def compute(self, memory: Tensor) -> None:
+        """Compute logits less their references at the end of the memory."""
+        weight, (m, d) = self.problem.weight, self.hidden.shape
+        words, stride = len(weight), min(_aligned(m), max(d, m))
+        self.x = memory.view(-1)[-words * stride :].view(words, stride)[:, :m]
+        self.reference = self._references()
+        torch.addmm(-self.reference.to(weight.dtype), weight, self.hidden.mT, out=self.x)
+
+    def _references(self) -> Tensor:
+        """Return a number near the largest logit of each row that its dtype can hold: a logit of the likeliest word
+        among a sample and the first named one.
+        """
+        weight, bias = self.problem.weight, self.problem.bias
+        every = max(len(weight) // SAMPLE, 1)
+        x = self.steps.product(self.hidden, weight[::every].contiguous())
+        scores = x if bias is None else x + bias[::every]
+        best = scores.argmax(1, keepdim=True)
+        found, most = x.gather(1, best).squeeze(1), scores.gather(1, best).squeeze(1)
+        if self.named is not None and self.named.shape[1]:
+            word = self.named[:, 0].clamp(min=0)
+            own = (self.hidden * weight[word]).sum(1, dtype=found.dtype)
+            found = torch.where((own if bias is None else own + bias[word]) > most, own, found)
+        return torch.where(found.isfinite(), found, 0).to(weight.dtype).to(found.dtype)
+
+    def parts(self) -> list[Tensor]:
+        """Return value, chosen, mean, moment, top, tau and slope."""
+        kept = KeptLogits(self.x, self.reference, self.problem.bias)
+        top, value, tau = self.keeping.solve(kept, self.problem.alpha, self.cap)
+        nothing = torch.zeros_like(value)
+        mean = nothing if self.curved is None else self._mean(self.curved, top)
+        self.chosen = value.new_zeros(len(top), 0)
+        if self.named is not None:
+            word = self.named.clamp(min=0)
+            logits = self.x[word, self.own].to(top.dtype) + self.reference.unsqueeze(1)
+            bias = None if self.problem.bias is None else self.problem.bias[word]
+            self.chosen = scores_in_torch(logits, bias, self.cap)
+        return [value, self.chosen - top.unsqueeze(1), mean, nothing, top, tau, nothing]
+
+    def _mean(self, spread: Tensor, top: Tensor) -> Tensor:
+        total, bias = torch.zeros_like(top), self.problem.bias
+        for words in pieces(len(self.x), max(WIDENED // len(top), 1)):
+            z = self.x[words].to(top.dtype) + self.reference
+            z = scores_in_torch(z, None if bias is None else bias[words].unsqueeze(1), self.cap).sub_(top)
+            part = (spread[words].unsqueeze(1) if spread.dim() == 1 else spread[:, words].mT).to(top.dtype)
+            total += torch.where(part == 0, 0, z * part).sum(0)
+        return total
+
+    def become_gradients(self, flat: FlatRows, of_chosen: Tensor) -> None:
+        """Write the gradients of logits in their place."""
+        kept = KeptLogits(self.x, self.reference, self.problem.bias)
+        named, spread = self.named, self.curved
+        self.keeping.slopes(kept, spread, flat, self.problem.alpha, self.cap)
+        if named is None or not named.shape[1]:
+            return
+        # both parts of the gradient of a named word are added up before they are rounded
+        word = named.clamp(min=0)
+        part = None if spread is None else spread[word] if spread.dim() == 1 else spread.gather(1, word)
+        dx = slopes_of_scores(self.chosen.clone(), part, flat, self.problem.alpha, self.cap, flat.tau.dtype)
+        dx = dx + of_chosen * cap_slope(self.chosen, *self.cap)
+        # places without a word get what the first word gets
+        first = (named >= 0).to(torch.int32).argmax(1, keepdim=True)
+        at = torch.where(named < 0, named.gather(1, first), named)
+        self.x[at, self.own] = torch.where(named < 0, dx.gather(1, first), dx).to(self.x.dtype)

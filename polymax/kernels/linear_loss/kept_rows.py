@@ -1,0 +1,44 @@
+"""Flat rows of the CPU: some rows at a time, whose weights are written in the place of their logits."""
+
+import torch
+from torch import Tensor
+
+from polymax.kernels.linear_loss.gradients import Gradients, flat_grads
+from polymax.kernels.linear_loss.passes import rows_at
+from polymax.kernels.linear_loss.problem import Grads, LossProblem
+from polymax.kernels.linear_loss.reference import spread_mean
+from polymax.kernels.linear_loss.steps import Cap, FlatRows, RowKeeping, Steps, pieces
+
+
+def gradients_by_rows(
+    steps: Steps, keeping: RowKeeping, problem: LossProblem, at: Tensor, grads: Grads, found: Gradients
+) -> tuple[list[Tensor], Tensor]:
+    """Return the parts of rows `at`, and their gradients of hidden; fill the gradients of weight and bias."""
+    hidden, weight, bias = rows_at(problem.hidden, at), problem.weight, problem.bias
+    cap, words = Cap(problem.softcap, problem.scale), len(weight)
+    named = None if problem.named is None else rows_at(problem.named, at)
+    spread = problem.curved
+    spread = rows_at(spread, at) if spread is not None and spread.dim() == 2 else spread
+    of_value, of_mean, _ = flat_grads(grads, grads.value, at)
+    dh, dw = torch.empty_like(hidden), found.memory()
+    parts = []
+    for rows in pieces(len(hidden), max(keeping.entries // words, 1)):
+        x = steps.product(hidden[rows], weight)
+        chosen = x.new_zeros(len(x), 0 if named is None else named.shape[1])
+        if named is not None:
+            steps.pick(x, bias, named[rows], 0, chosen, cap)
+        x = steps.keep(x, bias, None, None, cap)
+        part = None if spread is None else spread if spread.dim() == 1 else spread[rows]
+        mean = mass = x.new_zeros(len(x))
+        if part is not None:
+            mean, mass = spread_mean(x, part), part.to(x.dtype).sum(-1)
+        p, top, value, tau = keeping.solve(x, problem.alpha)
+        nothing = torch.zeros_like(value)
+        parts.append([value, chosen - top.unsqueeze(1), mean - mass * top, nothing, top, tau, nothing])
+        dx = keeping.slopes(p, part, FlatRows(top, tau, of_value[rows], of_mean[rows]), cap)
+        if found.of_hidden:
+            torch.mm(dx, weight, out=dh[rows])
+        if found.of_words:
+            found.db += dx.sum(0)
+            torch.mm(dx.mT, hidden[rows], out=dw) if rows.start == 0 else dw.addmm_(dx.mT, hidden[rows])
+    return [torch.cat(column) for column in zip(*parts)], dh
