@@ -6,9 +6,13 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
-from polymax import _check
 from polymax.backend.function import apply_function, functional
-from polymax.kernels.linear_loss import linear_loss, linear_loss_backward, linear_loss_slopes
+from polymax.kernels.linear_loss import (
+    linear_loss,
+    linear_loss_backward,
+    linear_loss_scale,
+    linear_loss_slopes,
+)
 from polymax.kernels.linear_loss.reference import first_moment, logits, shift, spread_mean
 from polymax.regularizers import AlphaDivergence, Regularizer, Tsallis
 
@@ -209,8 +213,9 @@ class LinearTotal(Function):
                     of_value, of_chosen, of_mean, hidden, weight, bias, named, spread, alpha, None, softcap, scale,
                     bool(wanted_first & 1), bool(wanted_first & 2),
                 )[3:]  # fmt: skip
-            plain = _check.readable(grad) and float(grad) == 1
-            dh, dw, db = found if plain else (t.mul_(grad) for t in found)
+            for t in found:
+                linear_loss_scale(t, grad)
+            dh, dw, db = found
         return (
             dh if wanted[0] else None,
             dw if wanted[1] else None,

@@ -15,6 +15,7 @@ tau)_+ ^ (1 / (alpha - 1)), or exp(x - top - tau) at alpha = 1. `slope` is the d
 
 `linear_loss_slopes` returns values and, for gradients of values that are known in advance, the gradients of hidden,
 weight and bias: logits of FLAT rows are computed once, and kept in the memory that the gradient of weight fills later.
+`linear_loss_scale` multiplies these gradients by a number, and does nothing if it is 1.
 
 Shapes: hidden (n, d); weight (words, d); bias (words,); named (n, k), -1 for no word; spread (words,) or (n, words);
 value, mean, moment, top, tau, slope, count (n,); chosen (n, k); ids and probs (n, capacity). A row whose named words
@@ -73,6 +74,10 @@ def _fake_slopes(*given: Any) -> tuple[Tensor, ...]:
     return value, _named(hidden, named, wide), mean, *_gradients(hidden, weight, *given[-2:])
 
 
+def _fake_scale(x: Tensor, factor: Tensor) -> None:
+    pass
+
+
 linear_loss = declare(
     __name__,
     f"linear_loss({SCHEMA}) -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, "
@@ -93,3 +98,5 @@ linear_loss_slopes = declare(
     "-> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)",
     _fake_slopes,
 )
+# x times a number, in its place
+linear_loss_scale = declare(__name__, "linear_loss_scale(Tensor(a!) x, Tensor factor) -> ()", _fake_scale)

@@ -42,6 +42,11 @@ def linear_loss_slopes(grad_value: Tensor, *args) -> tuple[Tensor, ...]:
         return value_and_gradients(STEPS, grad_value, *args)
 
 
+def linear_loss_scale(x: Tensor, factor: Tensor) -> None:
+    if float(factor) != 1:
+        x.mul_(factor)
+
+
 def product(a: Tensor, b: Tensor) -> Tensor:
     return wide(a) @ wide(b).mT
 

@@ -9,6 +9,7 @@ from polymax.backend.widen import wide
 from polymax.kernels.linear_loss.cuda_flat import flat_slopes, solve_rows
 from polymax.kernels.linear_loss.cuda_kept import slope_columns, solve_columns
 from polymax.kernels.linear_loss.cuda_lists import add_columns, add_rows
+from polymax.kernels.linear_loss.cuda_scale import scale_numbers
 from polymax.kernels.linear_loss.cuda_scan import add_exponentials, keep_rows, pick_words, scan_rows, settle_rows
 from polymax.kernels.linear_loss.flat import (
     accumulate_in_torch,
@@ -39,6 +40,9 @@ BLOCK = 1024
 # COLUMNS: columns of kept logits that a program solves, the fewest whose words fill a sector of memory twice
 # SOLVED, STAGES: words of a step, and steps that are loaded ahead
 COLUMNS, SOLVED, STAGES = 32, 256, 3
+# SCALED: numbers that a program scales at once
+# PROGRAMS: programs that scale a tensor
+SCALED, PROGRAMS = 8192, 1024
 # words and columns of kept logits of a program that computes gradients
 SLOPES = 16, 256
 
@@ -56,6 +60,15 @@ def linear_loss_backward(grad_value: Tensor, *args) -> tuple[Tensor, Tensor, Ten
 def linear_loss_slopes(grad_value: Tensor, *args) -> tuple[Tensor, ...]:
     with torch.autocast("cuda", enabled=False), on_device(grad_value):
         return value_and_gradients(STEPS, grad_value, *args)
+
+
+def linear_loss_scale(x: Tensor, factor: Tensor) -> None:
+    n = x.numel()
+    if n and x.is_contiguous():
+        with on_device(x):
+            scale_numbers[(min(triton.cdiv(n, SCALED), PROGRAMS),)](x, factor, n, BN=SCALED, num_warps=8)
+    else:
+        x.mul_(factor)
 
 
 def product(a: Tensor, b: Tensor) -> Tensor:
@@ -107,9 +120,10 @@ def accumulate(x: Tensor, bias: Tensor | None, sums: Exponentials, cap: Cap) -> 
         accumulate_in_torch(x.clone(), bias, sums, cap)
         return
     rows, words = x.shape
+    width = min(CHUNK, ceil_power(words))
     add_exponentials[(rows,)](
-        x, x if bias is None else bias, *sums, words, *cap, BIAS=bias is not None, CAP=cap.softcap > 0,
-        BN=min(BLOCK, ceil_power(words)), num_warps=4,
+        x, x if bias is None else bias, *sums, words, *cap, BIAS=bias is not None, CAP=cap.softcap > 0, BN=width,
+        num_warps=8 if width > BLOCK else 4,
     )  # fmt: skip
 
 

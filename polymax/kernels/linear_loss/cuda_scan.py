@@ -8,6 +8,8 @@ from polymax.kernels.linear_loss.cuda_power import capped_scores, load_scores, n
 FLAT = tl.constexpr(-1)
 # if a row has more candidates in this block than fit into its list of length n, the length is set to AGAIN - n
 AGAIN = tl.constexpr(-2)
+# added to the length of a list that has new entries
+NEW = tl.constexpr(1 << 20)
 # most steps of a bound, and the increase that ends them
 STEPS = tl.constexpr(10)
 SMALL = tl.constexpr(0.02)
@@ -45,25 +47,23 @@ def add_exponentials(
     """Add exp u and u exp u of the block to the sums of a row, u being the score less the largest score so far."""
     i_r = tl.program_id(0).to(tl.int64)
     p_x += i_r * words
-    b_old = tl.load(p_top + i_r)
-    b_tops = tl.full((BN,), float("-inf"), p_top.dtype.element_ty)
-    for i_n in range(0, words, BN):
-        b_tops = tl.maximum(b_tops, scale * load_scores(p_x, p_bias, i_n + tl.arange(0, BN), words, softcap, BIAS, CAP))
-    b_top = tl.maximum(b_old, tl.max(b_tops, 0))
-    b_at = tl.where((b_top > float("-inf")) & (b_top < float("inf")), b_top, 0)
-    b_totals = tl.zeros((BN,), p_top.dtype.element_ty)
-    b_moments = tl.zeros((BN,), p_top.dtype.element_ty)
-    for i_n in range(0, words, BN):
-        b_u = scale * load_scores(p_x, p_bias, i_n + tl.arange(0, BN), words, softcap, BIAS, CAP) - b_at
-        b_e = tl.exp(b_u)
-        b_totals += b_e
-        b_moments += tl.where(b_e > 0, b_e * b_u, 0)
-    b_moved = tl.where(b_old > float("-inf"), b_old - b_at, 0)
-    b_kept = tl.where(b_old > float("-inf"), tl.exp(b_moved), 0)
+    b_top = tl.load(p_top + i_r)
     b_total = tl.load(p_total + i_r)
-    tl.store(p_moment + i_r, b_kept * (tl.load(p_moment + i_r) + b_moved * b_total) + tl.sum(b_moments))
-    tl.store(p_total + i_r, b_kept * b_total + tl.sum(b_totals))
+    b_moment = tl.load(p_moment + i_r)
+    for i_n in range(0, words, BN):
+        b_x = scale * load_scores(p_x, p_bias, i_n + tl.arange(0, BN), words, softcap, BIAS, CAP)
+        b_old = b_top
+        b_top = tl.maximum(b_old, tl.max(b_x, 0))
+        b_at = tl.where((b_top > float("-inf")) & (b_top < float("inf")), b_top, 0)
+        b_u = b_x - b_at
+        b_e = tl.exp(b_u)
+        b_moved = tl.where(b_old > float("-inf"), b_old - b_at, 0)
+        b_kept = tl.where(b_old > float("-inf"), tl.exp(b_moved), 0)
+        b_moment = b_kept * (b_moment + b_moved * b_total) + tl.sum(tl.where(b_e > 0, b_e * b_u, 0), 0)
+        b_total = b_kept * b_total + tl.sum(b_e, 0)
     tl.store(p_top + i_r, b_top)
+    tl.store(p_total + i_r, b_total)
+    tl.store(p_moment + i_r, b_moment)
 
 
 @triton.jit
@@ -107,7 +107,7 @@ def scan_rows(
                 tl.store(p_ids + i_r * size + o_new, first + o_n, mask=m_fits)
                 n_all += n_new
         if n_all != n_old:
-            tl.store(p_count + i_r, tl.where(n_all > size, AGAIN - n_old, n_all))
+            tl.store(p_count + i_r, tl.where(n_all > size, AGAIN - n_old, n_all + NEW))
 
 
 @triton.jit
@@ -119,10 +119,11 @@ def settle_rows(
     """Raise the bound of a row by its list, and drop entries below the bound from the list.
 
     A row whose list overflowed, as at the first block, is scanned again, and its bound raised by all logits of the
-    block before entries are listed.
+    block before entries are listed. A list without new entries stays as it is.
     """
     i_r = tl.program_id(0).to(tl.int64)
     n_all = tl.load(p_count + i_r)
+    fresh = (n_all <= AGAIN) | (n_all >= NEW)
     b_t = tl.load(p_bound + i_r)
     p_x += i_r * words
     p_values += i_r * size
@@ -147,7 +148,9 @@ def settle_rows(
                     n_all += n_new
         tl.debug_barrier()
         tl.store(p_count + i_r, n_all)
-    if n_all > 0:
+    elif fresh:
+        n_all -= NEW
+    if fresh & (n_all > 0):
         r = 1 / a
         o_k = tl.arange(0, BK)
         m_k = o_k < n_all
@@ -172,7 +175,7 @@ def settle_rows(
             o_old = tl.cumsum(m_old.to(tl.int32), 0) - 1
             tl.store(p_values + o_old, b_v, mask=m_old)
             tl.store(p_ids + o_old, o_j, mask=m_old)
-            tl.store(p_count + i_r, n_kept)
+        tl.store(p_count + i_r, n_kept)
         tl.store(p_top + i_r, b_top)
         tl.store(p_bound + i_r, b_t)
 

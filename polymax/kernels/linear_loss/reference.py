@@ -109,6 +109,10 @@ def linear_loss_slopes(*given: Any) -> tuple[Tensor, ...]:
     return *parts[:3], *_gradients(grads, problem, parts, x, p, of_hidden, of_words)
 
 
+def linear_loss_scale(x: Tensor, factor: Tensor) -> None:
+    x.mul_(factor)
+
+
 def _gradients(
     grads: Grads, problem: LossProblem, parts: Parts, x: Tensor, p: Tensor, of_hidden: bool, of_words: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
