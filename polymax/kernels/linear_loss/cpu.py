@@ -7,7 +7,6 @@ from polymax.backend.cpu_arrays import memory
 from polymax.backend.cpu_rows import parallel
 from polymax.backend.widen import wide
 from polymax.kernels.linear_loss.flat import (
-    accumulate_in_torch,
     pick_in_torch,
     scores_in_torch,
     slopes_in_torch,
@@ -15,10 +14,11 @@ from polymax.kernels.linear_loss.flat import (
 )
 from polymax.kernels.linear_loss.gradients import gradients
 from polymax.kernels.linear_loss.kept import value_and_gradients
+from polymax.kernels.linear_loss.numba_exponentials import add_exponentials
 from polymax.kernels.linear_loss.numba_lists import add_columns, scan_rows
 from polymax.kernels.linear_loss.passes import value_and_lists
 from polymax.kernels.linear_loss.reference import first_moment
-from polymax.kernels.linear_loss.steps import Cap, FlatRows, Lists, RowKeeping, Steps, pieces
+from polymax.kernels.linear_loss.steps import Cap, Exponentials, FlatRows, Lists, RowKeeping, Steps, pieces
 from polymax.kernels.threshold import TSALLIS, threshold
 
 # rows whose words are gathered at once
@@ -63,6 +63,12 @@ def scan(x: Tensor, bias: Tensor | None, first: int, lists: Lists, alpha: float,
     )  # fmt: skip
 
 
+def accumulate(x: Tensor, bias: Tensor | None, sums: Exponentials, cap: Cap) -> None:
+    x = scores_in_torch(x, bias, cap)
+    # an exponential costs as much as some passes over an element
+    parallel(add_exponentials, x.shape, 4, memory(x), tuple(memory(t) for t in sums))
+
+
 def keep(x: Tensor, bias: Tensor | None, reference: Tensor | None, _: Tensor | None, cap: Cap) -> Tensor:
     x = scores_in_torch(x, bias, cap)
     return x if reference is None else x.sub_(reference.unsqueeze(1))
@@ -90,12 +96,12 @@ def solve_kept(x: Tensor, alpha: float) -> tuple[Tensor, Tensor, Tensor, Tensor]
     return p, top, torch.where(dead, -torch.inf, value), tau
 
 
-def kept_slopes(p: Tensor, spread: Tensor | None, rows: FlatRows, cap: Cap) -> Tensor:
-    """Return the gradient of logits from the weights of a block, which are overwritten."""
-    dx = p.mul_(rows.grad_value.unsqueeze(1))
+def kept_slopes(p: Tensor, spread: Tensor | None, rows: FlatRows, cap: Cap, out: Tensor) -> None:
+    torch.mul(p, rows.grad_value.unsqueeze(1), out=out)
     if spread is not None:
-        dx.addcmul_(rows.grad_mean.unsqueeze(1), spread.to(dx.dtype))
-    return dx.mul_(cap.scale) if cap.scale != 1 else dx
+        out.addcmul_(rows.grad_mean.unsqueeze(1), spread.to(out.dtype))
+    if cap.scale != 1:
+        out.mul_(cap.scale)
 
 
 def row_sums(words: Tensor, coefs: Tensor, sizes: Tensor, weight: Tensor) -> Tensor:
@@ -131,12 +137,12 @@ STEPS = Steps(
     entries=2**20,
     flat=2**19,
     half=False,
-    keeping=RowKeeping(entries=2**24, solve=solve_kept, slopes=kept_slopes),
+    keeping=RowKeeping(entries=2**24, near=2**19, solve=solve_kept, slopes=kept_slopes),
     product=product,
     add_product=add_product,
     pick=pick_in_torch,
     scan=scan,
-    accumulate=accumulate_in_torch,
+    accumulate=accumulate,
     solve=solve_in_torch,
     slopes=slopes_in_torch,
     keep=keep,

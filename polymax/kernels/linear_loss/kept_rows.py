@@ -29,13 +29,19 @@ def gradients_by_rows(
             steps.pick(x, bias, named[rows], 0, chosen, cap)
         x = steps.keep(x, bias, None, None, cap)
         part = None if spread is None else spread if spread.dim() == 1 else spread[rows]
-        mean = mass = x.new_zeros(len(x))
-        if part is not None:
-            mean, mass = spread_mean(x, part), part.to(x.dtype).sum(-1)
-        p, top, value, tau = keeping.solve(x, problem.alpha)
-        nothing = torch.zeros_like(value)
-        parts.append([value, chosen - top.unsqueeze(1), mean - mass * top, nothing, top, tau, nothing])
-        dx = keeping.slopes(p, part, FlatRows(top, tau, of_value[rows], of_mean[rows]), cap)
+        for some in pieces(len(x), max(keeping.near // words, 1)):
+            part = None if spread is None else spread if spread.dim() == 1 else spread[rows][some]
+            z = x[some]
+            mean = mass = z.new_zeros(len(z))
+            if part is not None:
+                mean, mass = spread_mean(z, part), part.to(x.dtype).sum(-1)
+            p, top, value, tau = keeping.solve(z, problem.alpha)
+            nothing = torch.zeros_like(value)
+            parts.append([value, chosen[some] - top.unsqueeze(1), mean - mass * top, nothing, top, tau, nothing])
+            flat = FlatRows(top, tau, of_value[rows][some], of_mean[rows][some])
+            keeping.slopes(p, part, flat, cap, z)
+        # scores have become gradients
+        dx = x
         if found.of_hidden:
             torch.mm(dx, weight, out=dh[rows])
         if found.of_words:

@@ -113,13 +113,16 @@ class FlatRows(NamedTuple):
 
 
 class RowKeeping(NamedTuple):
-    """How a device keeps logits of flat rows, `entries` of them at once, a row after another."""
+    """How a device keeps logits of flat rows, `entries` of them at once, a row after another, and `near` of them while
+    they become gradients, in a cache.
+    """
 
     entries: int
+    near: int
     # scores, which may be overwritten, alpha -> weights, top, value, tau
     solve: Callable[[Tensor, float], tuple[Tensor, Tensor, Tensor, Tensor]]
-    # weights, which are overwritten, spread, rows -> the gradient of logits
-    slopes: Callable[[Tensor, Tensor | None, FlatRows, Cap], Tensor]
+    # weights, spread, rows, the gradient of logits, which is written
+    slopes: Callable[[Tensor, Tensor | None, FlatRows, Cap, Tensor], None]
 
 
 class KeptLogits(NamedTuple):
