@@ -129,8 +129,9 @@ def _of_words(
     y: Tensor, words: int, penalty: WordPenalty, classes: Tensor | None, weighting: Weighting, real: torch.dtype
 ) -> WeightedParts:
     valid = y != weighting.ignore_index
-    each = torch.ones_like(y, dtype=real) if classes is None else classes[torch.where(valid, y, 0)]
-    each = torch.where(valid, each, 0)
+    each = valid.to(real)
+    if classes is not None:
+        each = torch.where(valid, classes[torch.where(valid, y, 0)], 0)
     of_value, of_mean, share = each, torch.zeros_like(each), weighting.label_smoothing
     spread: Tensor | None = None
     if share:

@@ -7,12 +7,13 @@ from polymax.backend.cpu_arrays import memory
 from polymax.backend.cpu_rows import parallel
 from polymax.backend.widen import wide
 from polymax.kernels.linear_loss.flat import (
+    crowded_in_torch,
     pick_in_torch,
     scores_in_torch,
     slopes_in_torch,
     solve_in_torch,
 )
-from polymax.kernels.linear_loss.gradients import gradients
+from polymax.kernels.linear_loss.gradients import gradients, list_entries
 from polymax.kernels.linear_loss.kept import value_and_gradients
 from polymax.kernels.linear_loss.numba_exponentials import add_exponentials
 from polymax.kernels.linear_loss.numba_lists import add_columns, scan_rows
@@ -117,8 +118,9 @@ def row_sums(words: Tensor, coefs: Tensor, sizes: Tensor, weight: Tensor) -> Ten
 
 
 def column_sums(
-    starts: Tensor, rows: Tensor, coefs: Tensor, hidden: Tensor, dw: Tensor, db: Tensor, added: bool
+    starts: Tensor, order: Tensor, coefs: Tensor, hidden: Tensor, dw: Tensor, db: Tensor, added: bool
 ) -> None:
+    rows, coefs = (order // max(coefs.shape[1], 1)).to(torch.int32), coefs.flatten()[order]
     if not added:
         dw.zero_()
     arrays = memory(rows), memory(coefs), memory(wide(hidden).contiguous())
@@ -146,6 +148,8 @@ STEPS = Steps(
     solve=solve_in_torch,
     slopes=slopes_in_torch,
     keep=keep,
+    crowded=crowded_in_torch,
+    listed=list_entries,
     row_sums=row_sums,
     column_sums=column_sums,
 )

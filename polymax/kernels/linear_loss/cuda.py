@@ -8,21 +8,25 @@ from polymax.backend.triton_math import ceil_power, on_device
 from polymax.backend.widen import wide
 from polymax.kernels.linear_loss.cuda_flat import flat_slopes, solve_rows
 from polymax.kernels.linear_loss.cuda_kept import slope_columns, solve_columns
-from polymax.kernels.linear_loss.cuda_lists import add_columns, add_rows
+from polymax.kernels.linear_loss.cuda_lists import add_columns, add_rows, write_entries
+from polymax.kernels.linear_loss.cuda_sample import guess_rows, refer_rows
 from polymax.kernels.linear_loss.cuda_scale import scale_numbers
 from polymax.kernels.linear_loss.cuda_scan import add_exponentials, keep_rows, pick_words, scan_rows, settle_rows
 from polymax.kernels.linear_loss.flat import (
     accumulate_in_torch,
+    crowded_in_torch,
     pick_in_torch,
+    refer_in_torch,
     scores_in_torch,
     slope_columns_in_torch,
     slopes_in_torch,
     solve_columns_in_torch,
     solve_in_torch,
 )
-from polymax.kernels.linear_loss.gradients import gradients
+from polymax.kernels.linear_loss.gradients import gradients, list_entries
 from polymax.kernels.linear_loss.kept import value_and_gradients
 from polymax.kernels.linear_loss.passes import value_and_lists
+from polymax.kernels.linear_loss.problem import Grads, LossProblem, Saved
 from polymax.kernels.linear_loss.steps import Cap, ColumnKeeping, Exponentials, FlatRows, KeptLogits, Lists, Steps
 
 # from 2.8 on torch multiplies half precision into float32; before, wider copies of a block are multiplied
@@ -33,6 +37,8 @@ WIDTH, WARPS = 1024, 1
 # PART: entries of a list whose rows are gathered at once
 # CHANNELS: channels of a program
 PART, CHANNELS = 4, 1024
+# largest power that is computed by products
+INTEGERS = 8
 # logits of a step over whole rows
 CHUNK = 8192
 # logits of a step over a row in blocks
@@ -43,6 +49,10 @@ COLUMNS, SOLVED, STAGES = 32, 256, 3
 # SCALED: numbers that a program scales at once
 # PROGRAMS: programs that scale a tensor
 SCALED, PROGRAMS = 8192, 1024
+# words at even distances that stand for all at first
+SAMPLE = 1024
+# alpha <= 1.5: how far from 1 the sum of weights may be before the last step, in float32 and in half precision
+NEAR = {False: (2e-6, 1e-4), True: (3e-4, 4e-3)}
 # words and columns of kept logits of a program that computes gradients
 SLOPES = 16, 256
 
@@ -156,14 +166,37 @@ def solve(
     return top, value, tau, torch.zeros_like(value)
 
 
+def refer(hidden: Tensor, weight: Tensor, bias: Tensor | None, named: Tensor | None) -> tuple[Tensor, Tensor]:
+    every = max(len(weight) // SAMPLE, 1)
+    # a count of words that fills the tiles of a product
+    x = product(hidden, weight[::every][:SAMPLE].contiguous())
+    if x.dtype == torch.float64:
+        return refer_in_torch(x, every, hidden, weight, bias, named)
+    n, count = x.shape
+    reference, less = torch.empty_like(x[:, 0]), hidden.new_empty(n)
+    hidden, weight = (t if t.stride(-1) == 1 else t.contiguous() for t in (hidden, weight))
+    some = x if bias is None else bias[::every][:count].contiguous()
+    k = 0 if named is None else named.shape[1]
+    refer_rows[(n,)](
+        x, some, x if bias is None else bias, hidden, weight, x if named is None else named.contiguous(), reference,
+        less, count, hidden.shape[1], hidden.stride(0), weight.stride(0), k,
+        BIAS=bias is not None, NAMED=k > 0, BK=ceil_power(count), BD=1024, num_warps=4,
+    )  # fmt: skip
+    return reference, less
+
+
 def solve_kept(kept: KeptLogits, alpha: float, cap: Cap) -> tuple[Tensor, Tensor, Tensor]:
     x, reference, bias = kept
     if not 1 <= alpha <= 2 or x.dtype == torch.float64:
         return solve_columns_in_torch(kept, alpha, cap)
     words, n = x.shape
     top, value, tau = (torch.empty_like(reference) for _ in range(3))
+    # a last step is exact to its square, but for weights that have kinks at the threshold
+    exact, half = NEAR[alpha <= 1.5]
+    near = half if x.dtype in (torch.float16, torch.bfloat16) else exact
     solve_columns[(triton.cdiv(n, COLUMNS),)](
-        x, reference, reference if bias is None else bias, top, value, tau, words, n, x.stride(0), alpha, *cap,
+        x, reference, reference if bias is None else bias, top, value, tau, words, n, x.stride(0), SAMPLE, near,
+        alpha, *cap,
         R=_power(alpha), BIAS=bias is not None, CAP=cap.softcap > 0, BW=min(SOLVED, ceil_power(words)), BN=COLUMNS,
         STAGES=STAGES, num_warps=16,
     )  # fmt: skip
@@ -220,21 +253,63 @@ def row_sums(words: Tensor, coefs: Tensor, sizes: Tensor, weight: Tensor) -> Ten
     return out
 
 
+def crowded(x: Tensor, problem: LossProblem, size: int) -> Tensor:
+    hidden, weight, bias, named, _, alpha = problem[:6]
+    if x.dtype == torch.float64:
+        return crowded_in_torch(x, problem, size)
+    n, count = x.shape
+    found = torch.empty((2, n), dtype=torch.int32, device=x.device)
+    some = x if bias is None else bias[:: max(len(weight) // count, 1)][:count].contiguous()
+    hidden, weight = (t if t.stride(-1) == 1 else t.contiguous() for t in (hidden, weight))
+    k = 0 if named is None else named.shape[1]
+    guess_rows[(n,)](
+        x, some, x if bias is None else bias, hidden, weight, x if named is None else named, found[0], found[1],
+        count, len(weight) / count, hidden.shape[1], hidden.stride(0), weight.stride(0),
+        0 if named is None else named.stride(0), k, alpha - 1, problem.softcap, problem.scale, size, R=_power(alpha),
+        BIAS=bias is not None, CAP=problem.softcap > 0, NAMED=named is not None, BK=ceil_power(count),
+        BA=ceil_power(max(k, 1)), BD=1024, num_warps=4,
+    )  # fmt: skip
+    return found.sum(1)
+
+
+def listed_entries(
+    grads: Grads, problem: LossProblem, saved: Saved, longest: int
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    named, chosen, probs = problem.named, grads.chosen, saved.probs
+    if problem.softcap or problem.scale != 1 or probs.dtype == torch.float64:
+        return list_entries(grads, problem, saved, longest)
+    n, k = len(probs), 0 if named is None else named.shape[1]
+    shape = n, k + longest
+    words, keys = (torch.empty(shape, dtype=torch.int32, device=probs.device) for _ in range(2))
+    coefs, sizes = torch.empty(shape, dtype=probs.dtype, device=probs.device), torch.empty_like(saved.count)
+    if n and k + longest:
+        write_entries[(n,)](
+            saved.ids if named is None else named.contiguous(), chosen.contiguous(), saved.ids, probs, grads.value,
+            saved.count, words, coefs, keys, sizes, k, probs.shape[1], longest, len(problem.weight),
+            BK=ceil_power(k + longest), num_warps=4,
+        )  # fmt: skip
+    return words, coefs, sizes, keys
+
+
 def column_sums(
-    starts: Tensor, rows: Tensor, coefs: Tensor, hidden: Tensor, dw: Tensor, db: Tensor, added: bool
+    starts: Tensor, order: Tensor, coefs: Tensor, hidden: Tensor, dw: Tensor, db: Tensor, added: bool
 ) -> None:
     words, d = dw.shape
     hidden = hidden if hidden.stride(-1) == 1 else hidden.contiguous()
     if words and d:
         width = min(CHANNELS, ceil_power(d))
         add_columns[(words, triton.cdiv(d, width))](
-            starts, rows, coefs, hidden, dw, db, hidden.stride(0), d, ADDED=added, BR=PART, BD=width,
+            starts, order, coefs.contiguous(), hidden, dw, db, max(coefs.shape[1], 1), hidden.stride(0), d,
+            ADDED=added, BR=PART, BD=width,
         )  # fmt: skip
 
 
 def _power(alpha: float) -> int:
-    """Return 1 / (alpha - 1) if it is 1 or 2, -1 for the exponential function, 0 for any other power."""
-    return {2.0: 1, 1.5: 2, 1.0: -1}.get(alpha, 0)
+    """Return 1 / (alpha - 1) if it is a small integer, -1 for the exponential function, 0 for any other power."""
+    if alpha <= 1:
+        return -1 if alpha == 1 else 0
+    power = round(1 / (alpha - 1))
+    return power if power <= INTEGERS and abs(power * (alpha - 1) - 1) < 1e-12 else 0
 
 
 STEPS = Steps(
@@ -242,7 +317,7 @@ STEPS = Steps(
     entries=2**25,
     flat=2**24,
     half=True,
-    keeping=ColumnKeeping(words=4096, solve=solve_kept, slopes=kept_slopes),
+    keeping=ColumnKeeping(words=4096, refer=refer, solve=solve_kept, slopes=kept_slopes),
     product=product,
     add_product=add_product,
     pick=pick,
@@ -251,6 +326,8 @@ STEPS = Steps(
     solve=solve,
     slopes=slopes,
     keep=keep,
+    crowded=crowded,
+    listed=listed_entries,
     row_sums=row_sums,
     column_sums=column_sums,
 )

@@ -28,35 +28,27 @@ def kept_scores(
 @triton.jit
 def solve_columns(
     p_x, p_reference, p_bias, p_top, p_value, p_tau,
-    words, n, stride, alpha, softcap, scale,
+    words, n, stride, sample, near, alpha, softcap, scale,
     R: tl.constexpr, BIAS: tl.constexpr, CAP: tl.constexpr, BW: tl.constexpr, BN: tl.constexpr,
     STAGES: tl.constexpr,
 ):  # fmt: skip
     """Write the largest score, the smoothed maximum and the threshold of BN rows, whose scores are read at each turn.
 
-    The first steps use words at even distances as if these were all words: Newton's method may start on either side
-    of the root.
+    The first turns use words at even distances as if these were all words: Newton's method may start on either side of
+    the root. If the weights sum to 1 but for `near`, the last step is taken without another turn.
     """
     o_n = tl.program_id(0) * BN + tl.arange(0, BN)
-    o_w = tl.arange(0, BW)
+    m_n = o_n < n
     a = alpha - 1
-    every = tl.maximum(words // BW, 1)
-    b_x = kept_scores(p_x, p_reference, p_bias, o_w * every, o_n, words, n, stride, softcap, scale, BIAS, CAP)
-    b_shift = tl.max(b_x, 0)
-    b_shift = tl.where((b_shift > float("-inf")) & (b_shift < float("inf")), b_shift, 0)
+    b_shift = scale * capped_scores(tl.load(p_reference + o_n, mask=m_n, other=0.0), softcap, CAP)
     b_t = b_shift * 0 - 1
-    # near the root a last step is exact to its square, unless weights have kinks at the threshold
-    near = tl.where(a > 0.5, 2e-6, 3e-4)
-    if R >= 0:
-        share = tl.minimum(BW, words) / words
-        for _ in range(6):
-            b_w = tl.maximum(a * (b_x - b_shift[None, :]) - b_t[None, :], 0.0)
-            b_low, b_high = powers(b_w, 1 / a, R)
-            b_t += newton_step(tl.sum(b_high, 0) / share, tl.sum(b_low, 0) / share, a, R)
     b_most = b_shift
     b_total = b_shift
     b_lower = b_shift
     b_upper = b_shift
+    every = tl.maximum(words // sample, 1)
+    if R == -1:
+        every = 1
     go = 1
     turn = 0
     while go > 0:
@@ -64,8 +56,10 @@ def solve_columns(
         b_totals = tl.zeros((BW, BN), tl.float32)
         b_lowers = tl.zeros((BW, BN), tl.float32)
         b_uppers = tl.zeros((BW, BN), tl.float32)
-        for i_w in tl.range(0, words, BW, num_stages=STAGES):
-            b_x = kept_scores(p_x, p_reference, p_bias, i_w + o_w, o_n, words, n, stride, softcap, scale, BIAS, CAP)
+        count = tl.cdiv(words, every)
+        for i_w in tl.range(0, count, BW, num_stages=STAGES):
+            o_w = (i_w + tl.arange(0, BW)) * every
+            b_x = kept_scores(p_x, p_reference, p_bias, o_w, o_n, words, n, stride, softcap, scale, BIAS, CAP)
             b_tops = tl.maximum(b_tops, b_x)
             if R == -1:
                 b_totals += tl.exp(b_x - b_shift[None, :])
@@ -80,21 +74,28 @@ def solve_columns(
         b_total = tl.sum(b_totals, 0)
         turn += 1
         # if sums overflow or lose their digits, start again from the largest score
-        m_far = (b_most > b_shift + 20) & (b_most < float("inf"))
+        m_live = (b_most > float("-inf")) & (b_most < float("inf"))
+        m_far = m_live & (tl.abs(b_most - b_shift) > 20)
         m_go = m_far
         if R >= 0:
-            b_lower = tl.sum(b_lowers, 0)
-            b_upper = tl.sum(b_uppers, 0)
+            times = words / count
+            b_total *= times
+            b_lower = tl.sum(b_lowers, 0) * times
+            b_upper = tl.sum(b_uppers, 0) * times
             # if no score lies above the threshold, restart from a safe bound
             b_step = tl.where(
                 b_total > 0, newton_step(b_total, b_lower, a, R), a * (b_most - b_shift) - 1 - b_t
             )  # fmt: skip
-            m_live = (b_total < float("inf")) & (b_most > float("-inf"))
-            m_step = (m_far == 0) & m_live & (tl.abs(b_total - 1) > near) & (b_t + b_step != b_t)
+            m_off = (tl.abs(b_total - 1) > near) & (b_total < float("inf")) & (b_t + b_step != b_t)
+            m_step = (m_far == 0) & m_live & m_off
             b_t = tl.where(m_far, -1.0, tl.where(m_step, b_t + b_step, b_t))
             m_go = m_far | m_step
         b_shift = tl.where(m_far, b_most, b_shift)
-        go = tl.max(m_go.to(tl.int32), 0) * (turn < 40).to(tl.int32)
+        go = tl.max(m_go.to(tl.int32), 0) * (turn < 48).to(tl.int32)
+        # the sample is left for all words
+        if (every > 1) & ((go == 0) | (turn >= 8)):
+            every = 1
+            go = 1
     m_dead = b_most == float("-inf")
     # infinities and NaN
     m_bad = (b_total < float("inf")) == 0
@@ -109,7 +110,6 @@ def solve_columns(
         b_miss = tl.where(b_lower > 0, (b_total - 1) * (b_total - 1) / tl.where(b_lower > 0, b_lower, 1), 0)
         b_value = (b_t - b_up) / a + b_upper / alpha + 1 / (alpha * a) - b_miss / 2
         b_tau = tl.where(m_dead, 0, b_t + newton_step(b_total, b_lower, a, R) - b_up)
-    m_n = o_n < n
     b_value = tl.where(m_bad, float("nan"), tl.where(m_dead, float("-inf"), b_value))
     tl.store(p_top + o_n, b_top, mask=m_n)
     tl.store(p_value + o_n, b_value, mask=m_n)

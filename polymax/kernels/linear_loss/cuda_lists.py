@@ -13,6 +13,31 @@ def gathered_sum(b_sum, p_x, o_rows, b_c, o_d, m_d, stride):
 
 
 @triton.jit
+def write_entries(
+    p_named, p_chosen, p_ids, p_probs, p_value, p_count, p_words, p_coefs, p_keys, p_sizes,
+    k, size, longest, vocabulary,
+    BK: tl.constexpr,
+):  # fmt: skip
+    """Write the words of a row that have a gradient, named words first, the gradients of their logits, and keys."""
+    i_r = tl.program_id(0).to(tl.int64)
+    o_k = tl.arange(0, BK)
+    n = tl.maximum(tl.load(p_count + i_r), 0)
+    m_named = o_k < k
+    m_listed = (o_k >= k) & (o_k < k + n)
+    o_word = tl.load(p_named + i_r * k + o_k, mask=m_named, other=0).to(tl.int32)
+    o_word = tl.maximum(o_word, 0)
+    o_word = tl.where(m_listed, tl.load(p_ids + i_r * size + o_k - k, mask=m_listed, other=0), o_word)
+    b_c = tl.load(p_value + i_r) * tl.load(p_probs + i_r * size + o_k - k, mask=m_listed, other=0.0)
+    b_c = tl.where(m_named, tl.load(p_chosen + i_r * k + o_k, mask=m_named, other=0.0), b_c)
+    m_all = o_k < k + longest
+    o_out = i_r * (k + longest) + o_k
+    tl.store(p_words + o_out, o_word, mask=m_all)
+    tl.store(p_coefs + o_out, b_c, mask=m_all)
+    tl.store(p_keys + o_out, tl.where((m_named | m_listed) & (b_c != 0), o_word, vocabulary), mask=m_all)
+    tl.store(p_sizes + i_r, n + k)
+
+
+@triton.jit
 def add_rows(
     p_words, p_coefs, p_sizes, p_w, p_out,
     longest, w_stride, d,
@@ -34,8 +59,8 @@ def add_rows(
 
 @triton.jit
 def add_columns(
-    p_starts, p_rows, p_coefs, p_h, p_dw, p_db,
-    h_stride, d,
+    p_starts, p_order, p_coefs, p_h, p_dw, p_db,
+    longest, h_stride, d,
     ADDED: tl.constexpr, BR: tl.constexpr, BD: tl.constexpr,
 ):  # fmt: skip
     """Write the gradient of each word: the sum of its rows' hidden states, times their coefficients, in order."""
@@ -51,9 +76,9 @@ def add_columns(
     b_total = tl.zeros((BR,), p_coefs.dtype.element_ty)
     for j in range(begin, end, BR):
         o_j = j + tl.arange(0, BR)
-        b_c = tl.load(p_coefs + o_j, mask=o_j < end, other=0.0)
-        o_row = tl.load(p_rows + o_j, mask=o_j < end, other=0)
-        b_sum = gathered_sum(b_sum, p_h, o_row, b_c, o_d, m_d, h_stride)
+        o_entry = tl.load(p_order + o_j, mask=o_j < end, other=0)
+        b_c = tl.load(p_coefs + o_entry, mask=o_j < end, other=0.0)
+        b_sum = gathered_sum(b_sum, p_h, o_entry // longest, b_c, o_d, m_d, h_stride)
         b_total += b_c
     # most words have no entry: skip the addition
     if ADDED:

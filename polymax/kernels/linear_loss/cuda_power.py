@@ -35,6 +35,11 @@ def powers(b_w, r, R: tl.constexpr):
     elif R == 2:
         b_low = b_w
         b_high = b_w * b_w
+    elif R > 2:
+        b_low = b_w
+        for _ in tl.static_range(R - 2):
+            b_low = b_low * b_w
+        b_high = b_low * b_w
     else:
         m_in = b_w > 0
         b_low = tl.where(m_in, tl.exp2(tl.log2(tl.where(m_in, b_w, 1)) * (r - 1)), 0)

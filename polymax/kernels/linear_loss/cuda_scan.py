@@ -94,9 +94,12 @@ def scan_rows(
         p_x += i_r * words
         b_low = lowest(tl.load(p_bound + i_r)) / a
         n_all = n_old
+        b_next = load_scores(p_x, p_bias, tl.arange(0, BN), words, softcap, BIAS, CAP)
         for i_n in range(0, words, BN):
             o_n = i_n + tl.arange(0, BN)
-            b_x = load_scores(p_x, p_bias, o_n, words, softcap, BIAS, CAP)
+            b_x = b_next
+            # read ahead, while this part is compared
+            b_next = load_scores(p_x, p_bias, o_n + BN, words, softcap, BIAS, CAP)
             # comparisons with NaN are False, so that a NaN is listed
             m_new = (b_x <= b_low) == 0
             n_new = tl.sum(m_new.to(tl.int32))

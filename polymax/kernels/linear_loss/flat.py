@@ -4,6 +4,7 @@ import torch
 from torch import Tensor
 
 from polymax.backend.widen import wide
+from polymax.kernels.linear_loss.problem import LossProblem
 from polymax.kernels.linear_loss.reference import cap_slope, capped_logits, shift, value_tau_slope
 from polymax.kernels.linear_loss.steps import Cap, Exponentials, FlatRows, KeptLogits, pieces
 from polymax.kernels.threshold import TSALLIS, threshold
@@ -66,6 +67,45 @@ def solve_in_torch(
     return top, *value_tau_slope(x, threshold(x, alpha, TSALLIS), top, alpha, sloped)
 
 
+def crowded_in_torch(x: Tensor, problem: LossProblem, size: int) -> Tensor:
+    """Return how many rows seem to have more than `size` words with weight, by a sample of logits, and how many count.
+
+    With F times as many words as in the sample, the threshold t solves F sum ((alpha - 1) x - t)_+ ^ (1 / (alpha - 1))
+    = 1.
+    """
+    hidden, weight, bias, named, _, alpha, _, softcap, scale = problem
+    a, every = alpha - 1, max(len(weight) // x.shape[1], 1)
+    x = capped_logits(x if bias is None else x + bias[::every][: x.shape[1]], softcap, scale)
+    times = len(weight) / x.shape[1]
+    top = x.amax(1)
+    most = threshold(times**a * x, alpha, TSALLIS).amax(1)
+    bound = a * top - most**a / times**a
+    if named is not None:
+        # words with much weight are rarely in the sample, but often among the targets
+        at = named[:, 0].clamp(min=0)
+        chosen = (wide(hidden) * wide(weight[at])).sum(1)
+        chosen = capped_logits(chosen if bias is None else chosen + bias[at], softcap, scale)
+        bound = torch.maximum(bound, a * chosen - 1)
+    support = times * (a * x > bound.unsqueeze(1)).sum(1)
+    counted = problem.counted
+    return torch.stack([((support > size) & counted).sum(), counted.sum()])
+
+
+def refer_in_torch(
+    x: Tensor, every: int, hidden: Tensor, weight: Tensor, bias: Tensor | None, named: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """Return references of rows, from logits x of words at a distance of `every`, and less these references."""
+    scores = x if bias is None else x + bias[::every][: x.shape[1]]
+    best = scores.argmax(1, keepdim=True)
+    found, most = x.gather(1, best).squeeze(1), scores.gather(1, best).squeeze(1)
+    if named is not None and named.shape[1]:
+        word = named[:, 0].clamp(min=0)
+        own = (hidden * weight[word]).sum(1, dtype=found.dtype)
+        found = torch.where((own if bias is None else own + bias[word]) > most, own, found)
+    less = torch.where(found.isfinite(), -found, 0).to(weight.dtype)
+    return -less.to(found.dtype), less
+
+
 def solve_columns_in_torch(kept: KeptLogits, alpha: float, cap: Cap) -> tuple[Tensor, Tensor, Tensor]:
     """Return top, value and tau of rows whose logits are kept, some rows at a time."""
     parts = []
@@ -76,9 +116,7 @@ def solve_columns_in_torch(kept: KeptLogits, alpha: float, cap: Cap) -> tuple[Te
     return top, value, tau
 
 
-def slope_columns_in_torch(
-    kept: KeptLogits, spread: Tensor | None, rows: FlatRows, alpha: float, cap: Cap
-) -> None:
+def slope_columns_in_torch(kept: KeptLogits, spread: Tensor | None, rows: FlatRows, alpha: float, cap: Cap) -> None:
     """Write gradients in the place of kept logits, some words at a time."""
     for words in pieces(len(kept.x), max(WHOLE // kept.x.shape[1], 1)):
         x = wide(kept.x[words]).mT + kept.reference.unsqueeze(1)

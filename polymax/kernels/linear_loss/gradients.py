@@ -86,10 +86,10 @@ def add_lists(
     if complete and dh_flat is not None and len(dh_flat) == len(hidden):
         found.dh = dh_flat.to(hidden.dtype) if found.of_hidden else found.dh
     else:
-        words, coefs, sizes = _entries(grads, problem, saved, max(int(saved.extent[1]), 0))
+        words, coefs, sizes, keys = steps.listed(grads, problem, saved, max(int(saved.extent[1]), 0))
         if found.of_words:
-            columns = _by_word(words, coefs, sizes, len(weight))
-            steps.column_sums(*columns, hidden, found.dw, found.db, at is not None)
+            starts, order = _by_word(keys, len(weight))
+            steps.column_sums(starts, order, coefs, hidden, found.dw, found.db, at is not None)
         if found.of_hidden:
             found.dh = steps.row_sums(words, coefs, sizes, weight)
         if found.of_hidden and dh_flat is not None:
@@ -165,14 +165,16 @@ def flat_gradients(
     return dh * unit.size if unit.scaled else dh
 
 
-def _entries(grads: Grads, problem: LossProblem, saved: Saved, longest: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the words of each row that have a gradient, named words first, the gradients of their logits, and their
-    number.
+def list_entries(
+    grads: Grads, problem: LossProblem, saved: Saved, longest: int
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Return the words of each row that have a gradient, named words first, the gradients of their logits, their
+    number, and again the words, in which a place without a gradient holds the number of all words.
 
     Shapes: words and gradients (n, k); numbers (n,)
     """
     alpha, softcap, scale, named = problem.alpha, problem.softcap, problem.scale, problem.named
-    ids, probs, of_named = saved.ids[:, :longest], saved.probs[:, :longest], grads.chosen
+    words, probs, of_named = saved.ids[:, :longest], saved.probs[:, :longest], grads.chosen
     coefs = grads.value.unsqueeze(1) * probs
     if softcap:
         # recover the scores from their weights
@@ -181,18 +183,15 @@ def _entries(grads: Grads, problem: LossProblem, saved: Saved, longest: int) -> 
         of_named = of_named * (1 - ((saved.chosen + saved.top.unsqueeze(1)) / (scale * softcap)).square())
     of_named = of_named if scale == 1 else of_named * scale
     sizes = saved.count.clamp(min=0)
-    if named is None:
-        return ids, coefs, sizes
-    words = torch.cat([named.clamp(min=0).to(ids.dtype), ids], 1)
-    return words, torch.cat([of_named, coefs], 1), sizes + named.shape[1]
-
-
-def _by_word(words: Tensor, coefs: Tensor, sizes: Tensor, vocabulary: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the first entry of each word (vocabulary + 1,), and the rows and gradients of all entries, by word and by
-    row.
-    """
+    if named is not None:
+        words = torch.cat([named.clamp(min=0).to(words.dtype), words], 1)
+        coefs, sizes = torch.cat([of_named, coefs], 1), sizes + named.shape[1]
     inside = (torch.arange(words.shape[1], device=words.device) < sizes.unsqueeze(1)) & (coefs != 0)
-    keys, order = torch.sort(torch.where(inside, words, vocabulary).flatten(), stable=True)
+    return words, coefs, sizes, torch.where(inside, words, len(problem.weight))
+
+
+def _by_word(keys: Tensor, vocabulary: int) -> tuple[Tensor, Tensor]:
+    """Return the first entry of each word (vocabulary + 1,), and the places of all entries, by word and by row."""
+    keys, order = torch.sort(keys.flatten(), stable=True)
     numbers = torch.arange(vocabulary + 1, dtype=keys.dtype, device=keys.device)
-    starts = torch.searchsorted(keys, numbers, out_int32=True)
-    return starts, (order // max(words.shape[1], 1)).to(torch.int32), coefs.flatten()[order]
+    return torch.searchsorted(keys, numbers, out_int32=True), order

@@ -13,7 +13,7 @@ from polymax.kernels.linear_loss.gradients import Gradients, add_lists, counted_
 from polymax.kernels.linear_loss.kept_columns import gradients_by_columns
 from polymax.kernels.linear_loss.kept_rows import gradients_by_rows
 from polymax.kernels.linear_loss.passes import parts_of, whole_rows, widened
-from polymax.kernels.linear_loss.problem import LossProblem, slopes_of
+from polymax.kernels.linear_loss.problem import Grads, LossProblem, slopes_of
 from polymax.kernels.linear_loss.steps import RowKeeping, Steps
 
 # groups of rows whose gradients of weight are added up in the dtype of weight; more would lose digits
@@ -25,8 +25,14 @@ def value_and_gradients(steps: Steps, *given: Any) -> tuple[Tensor, ...]:
     grads, problem, of_hidden, of_words = slopes_of(given)
     problem = widened(problem)
     real = torch.promote_types(problem.hidden.dtype, torch.float32)
-    grads = counted_grads(grads, problem, real)
     found = Gradients(problem, of_hidden, of_words, real)
+    known: list[Grads] = []
+
+    def counted() -> Grads:
+        if not known:
+            known.append(counted_grads(grads, problem, real))
+        return known[0]
+
     dh: list[Tensor] = []
     # rows whose named words are in the gradient already
     done: list[Tensor] = []
@@ -35,11 +41,11 @@ def value_and_gradients(steps: Steps, *given: Any) -> tuple[Tensor, ...]:
         keeping = steps.keeping
         if not can_keep(steps, part, len(at), of_words):
             parts = whole_rows(steps, part, at)
-            slope = flat_gradients(steps, part, at, (parts[4], parts[5]), grads, found)
+            slope = flat_gradients(steps, part, at, (parts[4], parts[5]), counted(), found)
         elif isinstance(keeping, RowKeeping):
-            parts, slope = gradients_by_rows(steps, keeping, part, at, grads, found)
+            parts, slope = gradients_by_rows(steps, keeping, part, at, counted(), found)
         else:
-            parts, slope = gradients_by_columns(steps, keeping, part, at, grads, found)
+            parts, slope = gradients_by_columns(keeping, part, at, counted, found)
             done.append(at)
         dh.append(slope)
         return parts
@@ -49,9 +55,10 @@ def value_and_gradients(steps: Steps, *given: Any) -> tuple[Tensor, ...]:
     at: Any = None
     if flats:
         at = (parts.count < 0).nonzero().squeeze(1) if flats < len(problem.hidden) else slice(None)
-    for rows in done:
-        grads = grads._replace(chosen=grads.chosen.index_fill(0, rows, 0))
-    return *parts[:3], *add_lists(steps, grads, problem, parts.saved, found, at, dh[0] if dh else None, bool(done))
+    of_rows = counted()
+    if done and flats < len(problem.hidden):
+        of_rows = of_rows._replace(chosen=of_rows.chosen.index_fill(0, done[0], 0))
+    return *parts[:3], *add_lists(steps, of_rows, problem, parts.saved, found, at, dh[0] if dh else None, bool(done))
 
 
 def can_keep(steps: Steps, problem: LossProblem, rows: int, of_words: bool) -> bool:

@@ -6,6 +6,8 @@ computed from the first word to the last, and overwrite only what was read. If t
 the gradient of weight is not needed, groups of at most d rows lie in memory of their own, one after another.
 """
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
@@ -15,10 +17,8 @@ from polymax.kernels.linear_loss.gradients import Gradients, Unit, flat_grads
 from polymax.kernels.linear_loss.passes import rows_at
 from polymax.kernels.linear_loss.problem import Grads, LossProblem
 from polymax.kernels.linear_loss.reference import cap_slope
-from polymax.kernels.linear_loss.steps import Cap, ColumnKeeping, FlatRows, KeptLogits, Steps, pieces
+from polymax.kernels.linear_loss.steps import Cap, ColumnKeeping, FlatRows, KeptLogits, pieces
 
-# words whose largest logit is the reference
-SAMPLE = 1024
 # rows of a group in own memory are a multiple of this
 TILE = 64
 # logits of a mean that are widened at once
@@ -26,29 +26,38 @@ WIDENED = 2**22
 
 
 def gradients_by_columns(
-    steps: Steps, keeping: ColumnKeeping, problem: LossProblem, at: Tensor, grads: Grads, found: Gradients
+    keeping: ColumnKeeping, problem: LossProblem, at: Tensor, given: Callable[[], Grads], found: Gradients
 ) -> tuple[list[Tensor], Tensor]:
-    """Return the parts of rows `at`, and their gradients of hidden; fill the gradients of weight and bias."""
+    """Return the parts of rows `at`, and their gradients of hidden; fill the gradients of weight and bias.
+
+    `given` returns the gradients of all parts.
+    """
     hidden, weight, d = rows_at(problem.hidden, at), problem.weight, problem.hidden.shape[1]
     named = None if problem.named is None else rows_at(problem.named, at)
     spread = problem.curved
     spread = rows_at(spread, at) if spread is not None and spread.dim() == 2 else spread
     problem = problem._replace(hidden=hidden, named=named, spread=spread)
-    empty = torch.empty_like(grads.value[at])
-    flat = FlatRows(empty, empty, *flat_grads(grads, empty, at)[:2])
-    unit = Unit(flat, hidden.dtype)
-    flat = unit.apply(flat)
-    of_chosen = rows_at(grads.chosen, at) / unit.size if unit.scaled else rows_at(grads.chosen, at)
     m = len(hidden)
     inside = found.of_words and m <= d
     memory = found.memory(keeping.words) if inside else _own_memory(weight, m, d)
+    groups = [_Group(keeping, problem, rows) for rows in pieces(m, m if inside else _height(m, d))]
+    # the device has work while the host does the rest
+    groups[0].compute(memory)
+    grads = given()
+    empty = torch.empty_like(grads.value)
+    of_value, of_mean, _ = flat_grads(grads, empty, slice(None))
+    flat = FlatRows(*(rows_at(t, at) for t in (empty, empty, of_value, of_mean)))
+    unit = Unit(flat, hidden.dtype)
+    flat = unit.apply(flat)
+    of_chosen = rows_at(grads.chosen, at) / unit.size if unit.scaled else rows_at(grads.chosen, at)
     found.memory()
     dw = found.dw
     dh = torch.empty_like(hidden)
     parts = []
-    for rows in pieces(m, m if inside else _height(m, d)):
-        group = _Group(steps, keeping, problem, rows)
-        group.compute(memory)
+    for group in groups:
+        rows = group.rows
+        if rows.start:
+            group.compute(memory)
         parts.append(group.parts())
         group.become_gradients(flat.part(rows)._replace(top=parts[-1][4], tau=parts[-1][5]), of_chosen[rows])
         if found.of_words and problem.bias is not None:
@@ -90,8 +99,8 @@ def _fill_words(dx: Tensor, hidden: Tensor, dw: Tensor, unit: Unit, added: bool)
 class _Group:
     """A group of rows: their kept logits x, (words, rows), until these become gradients."""
 
-    def __init__(self, steps: Steps, keeping: ColumnKeeping, problem: LossProblem, rows: slice) -> None:
-        self.steps, self.keeping, self.problem = steps, keeping, problem
+    def __init__(self, keeping: ColumnKeeping, problem: LossProblem, rows: slice) -> None:
+        self.keeping, self.problem, self.rows = keeping, problem, rows
         self.hidden = problem.hidden[rows]
         self.named = None if problem.named is None else problem.named[rows]
         spread = problem.spread
@@ -105,24 +114,14 @@ class _Group:
         weight, (m, d) = self.problem.weight, self.hidden.shape
         words, stride = len(weight), min(_aligned(m), max(d, m))
         self.x = memory.view(-1)[-words * stride :].view(words, stride)[:, :m]
-        self.reference = self._references()
-        torch.addmm(-self.reference.to(weight.dtype), weight, self.hidden.mT, out=self.x)
-
-    def _references(self) -> Tensor:
-        """Return a number near the largest logit of each row that its dtype can hold: a logit of the likeliest word
-        among a sample and the first named one.
-        """
-        weight, bias = self.problem.weight, self.problem.bias
-        every = max(len(weight) // SAMPLE, 1)
-        x = self.steps.product(self.hidden, weight[::every].contiguous())
-        scores = x if bias is None else x + bias[::every]
-        best = scores.argmax(1, keepdim=True)
-        found, most = x.gather(1, best).squeeze(1), scores.gather(1, best).squeeze(1)
-        if self.named is not None and self.named.shape[1]:
-            word = self.named[:, 0].clamp(min=0)
-            own = (self.hidden * weight[word]).sum(1, dtype=found.dtype)
-            found = torch.where((own if bias is None else own + bias[word]) > most, own, found)
-        return torch.where(found.isfinite(), found, 0).to(weight.dtype).to(found.dtype)
+        if self.cap.softcap:
+            # large logits are flattened, and small ones have most digits as they are
+            real = torch.promote_types(weight.dtype, torch.float32)
+            self.reference = torch.zeros(m, dtype=real, device=weight.device)
+            torch.mm(weight, self.hidden.mT, out=self.x)
+            return
+        self.reference, less = self.keeping.refer(self.hidden, weight, self.problem.bias, self.named)
+        torch.addmm(less, weight, self.hidden.mT, out=self.x)
 
     def parts(self) -> list[Tensor]:
         """Return value, chosen, mean, moment, top, tau and slope."""

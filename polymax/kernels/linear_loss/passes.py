@@ -18,7 +18,7 @@ from polymax.kernels.linear_loss import FLAT, capacity
 from polymax.kernels.linear_loss.flat import finish_exponentials
 from polymax.kernels.linear_loss.linear_mean import linear_mean
 from polymax.kernels.linear_loss.problem import LossProblem, Parts, problem_of
-from polymax.kernels.linear_loss.reference import capped_logits, spread_mean, value_tau_slope
+from polymax.kernels.linear_loss.reference import spread_mean, value_tau_slope
 from polymax.kernels.linear_loss.steps import Cap, Exponentials, Lists, Steps, pieces
 from polymax.kernels.threshold import TSALLIS, threshold
 
@@ -47,13 +47,13 @@ def parts_of(steps: Steps, problem: LossProblem, whole: WholeRows) -> Parts:
     """Return the results of the operator; `whole` computes rows that have no list."""
     hidden, weight, bias, named, spread = problem[:5]
     n, words, counted = len(hidden), len(weight), problem.counted
+    # rows that do not count are not scanned
+    if not problem.has_lists or not n or not words or flat_likely(steps, problem, capacity(words)):
+        return _flat_parts(problem, counted, whole)
     lists = Lists.empty(n, capacity(words), hidden)
     chosen = lists.top.new_zeros((n, 0) if named is None else named.shape)
-    # rows that do not count are not scanned
-    scanned = problem.has_lists and n > 0 and words > 0 and not flat_likely(steps, problem, capacity(words))
-    lists.count.masked_fill_(~counted if scanned else torch.ones_like(counted), FLAT)
-    if scanned:
-        _scan_all(steps, problem, lists, chosen)
+    lists.count.masked_fill_(~counted, FLAT)
+    _scan_all(steps, problem, lists, chosen)
     # a row without a candidate has no finite logit: rows with NaN or infinities are solved as whole rows
     flat = ((lists.count < 1) | ~lists.top.isfinite()) & counted
     count = torch.where(flat, FLAT, torch.where(counted, lists.count, 0))
@@ -62,7 +62,7 @@ def parts_of(steps: Steps, problem: LossProblem, whole: WholeRows) -> Parts:
     top = torch.where(lists.top.isfinite(), lists.top, 0)
     chosen = chosen - top.unsqueeze(1)
     mean, moment = torch.zeros_like(value), torch.zeros_like(value)
-    extent = torch.stack([flat.sum(), count.amax()]).cpu() if n else torch.zeros(2, dtype=torch.int64, device="cpu")
+    extent = torch.stack([flat.sum(), count.amax()]).cpu()
     if extent[0]:
         at = flat.nonzero().squeeze(1)
         for all_rows, some in zip((value, chosen, mean, moment, top, tau, slope), whole(problem, at)):
@@ -73,6 +73,37 @@ def parts_of(steps: Steps, problem: LossProblem, whole: WholeRows) -> Parts:
         value, mean, moment = (torch.where(counted, t, 0) for t in (value, mean, moment))
         chosen = torch.where(named < 0, 0, chosen)
     return Parts(value, chosen, mean, moment, top, tau, slope, lists.ids, probs, count, extent)
+
+
+def _flat_parts(problem: LossProblem, counted: Tensor, whole: WholeRows) -> Parts:
+    """Return the results if no row has a list. The device gets its first product early."""
+    hidden, weight, bias, named, spread = problem[:5]
+    n, size = len(hidden), capacity(len(weight))
+    flats = n if named is None else int(counted.sum())
+    real = torch.promote_types(hidden.dtype, torch.float32)
+    columns = [hidden.new_zeros(n, dtype=real) for _ in range(7)] if flats < n or not n else []
+    if flats:
+        at = torch.arange(n, device=hidden.device) if flats == n else counted.nonzero().squeeze(1)
+        found = whole(problem, at)
+        if columns:
+            columns[1] = found[1].new_zeros((n, found[1].shape[1]))
+            for all_rows, some in zip(columns, found):
+                all_rows[at] = some
+        else:
+            columns = found
+    elif named is not None:
+        columns[1] = columns[0].new_zeros(named.shape)
+    value, chosen, mean, moment, top, tau, slope = columns
+    if named is None:
+        chosen = value.new_zeros((n, 0))
+    else:
+        chosen = torch.where(named < 0, 0, chosen)
+    if spread is not None and problem.linear:
+        mean = torch.where(counted, linear_mean(hidden, weight, bias, spread, top), 0)
+    ids = torch.zeros((n, size), dtype=torch.int32, device=hidden.device)
+    extent = torch.tensor([flats, 0], device="cpu")
+    count = torch.where(counted, FLAT, 0).to(torch.int32)
+    return Parts(value, chosen, mean, moment, top, tau, slope, ids, value.new_zeros((n, size)), count, extent)
 
 
 def _scan_all(steps: Steps, problem: LossProblem, lists: Lists, chosen: Tensor) -> None:
@@ -91,29 +122,17 @@ def _scan_all(steps: Steps, problem: LossProblem, lists: Lists, chosen: Tensor) 
 def flat_likely(steps: Steps, problem: LossProblem, size: int) -> bool:
     """Return True if most rows that count seem to have more than `size` words with weight, by a sample.
 
-    With F times as many words as in the sample, the threshold t solves F sum ((alpha - 1) x - t)_+ ^ (1 / (alpha - 1))
-    = 1. A wrong guess costs time alone.
+    A wrong guess costs time alone.
     """
-    hidden, weight, bias, named, _, alpha, _, softcap, scale = problem
-    rows, words = max(len(hidden) // ROWS, 1), len(weight) // WORDS
+    rows, words = max(len(problem.hidden) // ROWS, 1), len(problem.weight) // WORDS
     if words < FEWEST:
         return False
-    h, a = hidden[::rows], alpha - 1
-    x = steps.product(h, weight[::words].contiguous())
-    x = capped_logits(x if bias is None else x + bias[::words], softcap, scale)
-    times = len(weight) / x.shape[1]
-    top = x.amax(1)
-    most = threshold(times**a * x, alpha, TSALLIS).amax(1)
-    bound = a * top - most**a / times**a
-    if named is not None:
-        # words with much weight are rarely in the sample, but often among the targets
-        at = named[::rows, 0].clamp(min=0)
-        chosen = (wide(h) * wide(weight[at])).sum(1)
-        chosen = capped_logits(chosen if bias is None else chosen + bias[at], softcap, scale)
-        bound = torch.maximum(bound, a * chosen - 1)
-    support = times * (a * x > bound.unsqueeze(1)).sum(1)
-    counted = problem.counted[::rows]
-    return bool(((support > size) & counted).sum() > counted.sum() / 2)
+    named = None if problem.named is None else problem.named[::rows]
+    some = problem._replace(hidden=problem.hidden[::rows], named=named)
+    # a count of words that fills the tiles of a product
+    x = steps.product(some.hidden, problem.weight[::words][:WORDS].contiguous())
+    crowded, counted = steps.crowded(x, some, size).tolist()
+    return bool(2 * crowded > counted)
 
 
 def _finished(lists: Lists, count: Tensor, problem: LossProblem) -> tuple[Tensor, Tensor, Tensor, Tensor]:

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from polymax.backend.widen import wide
+from polymax.kernels.linear_loss.problem import Grads, LossProblem, Saved
 
 
 class Cap(NamedTuple):
@@ -47,10 +48,15 @@ class Steps:
     slopes: Callable[[Tensor, Tensor | None, Tensor | None, "FlatRows", float, Cap, torch.dtype], Tensor]
     # logits (n, m), bias, reference (n,), memory (n, m) or None -> scores less the reference
     keep: Callable[[Tensor, Tensor | None, Tensor | None, Tensor | None, Cap], Tensor]
+    # logits (n, m) of words at even distances, the problem of their rows, places of a list -> two numbers: rows that
+    # seem to have more words with weight, and rows that count
+    crowded: Callable[[Tensor, LossProblem, int], Tensor]
+    # gradients, results, the length of the longest list -> words and coefficients (n, k), their numbers, sort keys
+    listed: Callable[[Grads, LossProblem, Saved, int], tuple[Tensor, Tensor, Tensor, Tensor]]
     # words and coefficients (n, k), their numbers (n,), weight -> sums (n, d)
     row_sums: Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
-    # the first entry of each word (words + 1,), rows and coefficients of entries by word, hidden, gradients of weight
-    # and bias, True to add to these gradients
+    # the first entry of each word (words + 1,), places of entries by word, coefficients (n, k), hidden, gradients of
+    # weight and bias, True to add to these gradients
     column_sums: Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, bool], None]
 
 
@@ -139,6 +145,9 @@ class ColumnKeeping(NamedTuple):
     """
 
     words: int
+    # hidden, weight, bias, named words -> numbers near the largest logit of each row that the dtype of weight can hold,
+    # at least in float32, and less these numbers, in this dtype
+    refer: Callable[[Tensor, Tensor, Tensor | None, Tensor | None], tuple[Tensor, Tensor]]
     # alpha -> top, value, tau
     solve: Callable[[KeptLogits, float, Cap], tuple[Tensor, Tensor, Tensor]]
     # spread, rows, alpha; logits are overwritten by their gradients
