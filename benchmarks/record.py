@@ -27,6 +27,7 @@ class Bar:
 
     def __str__(self) -> str:
         text = f"{self.limit:.3g}" if self.column == "ratio" else _time(self.limit)
+        text = f"{self.limit / 2**20:.0f}MiB" if self.column == "extra_bytes" else text
         return f"≥{text}" if self.least else text
 
 

@@ -6,7 +6,7 @@ in use beyond the inputs and the gradients.
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from importlib import import_module
 from typing import Any
 
@@ -27,8 +27,11 @@ from benchmarks.workload import BOTH, Case, judged
 
 SHAPES = {"cpu": (512, 512, 32_000), "cuda": (4096, 4096, 128_256)}
 DTYPES = {"cpu": torch.float32, "cuda": torch.bfloat16}
+# what trainers of language models give at once
+LARGE = (8192, 4096, 151_936)
 QUICK_SHAPE = (8, 16, 300)
 BASE = "torch cross_entropy(linear)"
+COMPILED = "compiled cross_entropy(linear)"
 
 Loss = Callable[[Tensor, Tensor, Tensor], Tensor]
 
@@ -39,6 +42,11 @@ def _cross_entropy(hidden: Tensor, weight: Tensor, target: Tensor) -> Tensor:
 
 def _dense(alpha: float, hidden: Tensor, weight: Tensor, target: Tensor) -> Tensor:
     return pm.entmax_loss(linear(hidden, weight), target, alpha)
+
+
+@cache
+def _compiled() -> Loss:
+    return torch.compile(_cross_entropy)
 
 
 def _liger() -> Loss | str:
@@ -70,7 +78,7 @@ class LossCase(Case):
 
     def rows(self, device: str, quick: bool) -> Iterator[Row]:
         shape = QUICK_SHAPE if quick else SHAPES[device]
-        problem = self._problem(shape, device)
+        problem = _problem(shape, device, self.deviation)
         losses: dict[str, tuple[Loss, float]] = {
             BASE: (_cross_entropy, 1.0),
             "polymax": (partial(_fused, self.alpha), self.alpha),
@@ -87,13 +95,13 @@ class LossCase(Case):
                 "polymax": (partial(_fused, self.alpha, target=target), self.alpha),
             }
         elif device == "cuda" and not quick:
-            losses["compiled cross_entropy(linear)"] = (torch.compile(_cross_entropy), 1.0)
+            losses[COMPILED] = (_compiled(), 1.0)
         base = BASE if BASE in losses else "polymax, one word"
         exact = {alpha: oracles.gradients(alpha, problem[0], problem[1], problem[2]) for _, alpha in losses.values()}
         truths = {name: exact[alpha] for name, (_, alpha) in losses.items()}
         if self.teacher:
             truths["polymax"] = oracles.gradients(self.alpha, problem[0], problem[1], target)
-        known = {name: self._checked(loss, problem, truths[name]) for name, (loss, _) in losses.items()}
+        known = {name: _checked(loss, problem, truths[name]) for name, (loss, _) in losses.items()}
         tasks = {
             name: [partial(_both, loss, problem)]
             for name, (loss, _) in losses.items()
@@ -115,27 +123,29 @@ class LossCase(Case):
             bar = self.bars.get(device) if name == "polymax" and not quick else None
             yield Row(self.name, BOTH, name, shape, dtype, others=others.share, **row | judged(bar, row))
 
-    def _problem(self, shape: tuple[int, int, int], device: str) -> Tensors:
-        rows, size, words = shape
-        generator = torch.Generator(device).manual_seed(0)
-        hidden = torch.randn(rows, size, generator=generator, device=device)
-        weight = torch.randn(words, size, generator=generator, device=device) * (self.deviation / size**0.5)
-        target = torch.randint(words, (rows,), generator=generator, device=device)
-        return hidden.to(DTYPES[device]), weight.to(DTYPES[device]), target
 
-    def _checked(self, loss: Loss, problem: Tensors, truth: Tensors) -> dict[str, Any]:
-        """The errors of a loss and its gradients, relative to their norms."""
-        try:
-            value, found = _both(loss, problem)
-        # whatever a competitor raises is a result of this competitor alone
-        except Exception as error:
-            return {"status": ERROR, "note": f"{type(error).__name__}: {error}".partition("\n")[0]}
-        forward = float((value.double() - truth[0]).abs() / truth[0].abs())
-        gradient = max(float((a.double() - b).norm() / b.norm()) for a, b in zip(found, truth[1:], strict=True))
-        tolerance = TOLERANCE[problem[0].dtype]
-        parity = {"forward": forward, "gradient": gradient, "tolerance": tolerance, "rows": len(problem[0]), "kinks": 0}
-        right = forward <= tolerance and gradient <= tolerance
-        return {"status": OK if right else PARITY_FAILED, "parity": parity}
+def _problem(shape: tuple[int, int, int], device: str, deviation: float) -> Tensors:
+    rows, size, words = shape
+    generator = torch.Generator(device).manual_seed(0)
+    hidden = torch.randn(rows, size, generator=generator, device=device)
+    weight = torch.randn(words, size, generator=generator, device=device) * (deviation / size**0.5)
+    target = torch.randint(words, (rows,), generator=generator, device=device)
+    return hidden.to(DTYPES[device]), weight.to(DTYPES[device]), target
+
+
+def _checked(loss: Loss, problem: Tensors, truth: Tensors) -> dict[str, Any]:
+    """The errors of a loss and its gradients, relative to their norms."""
+    try:
+        value, found = _both(loss, problem)
+    # whatever a competitor raises is a result of this competitor alone
+    except Exception as error:
+        return {"status": ERROR, "note": f"{type(error).__name__}: {error}".partition("\n")[0]}
+    forward = float((value.double() - truth[0]).abs() / truth[0].abs())
+    gradient = max(float((a.double() - b).norm() / b.norm()) for a, b in zip(found, truth[1:], strict=True))
+    tolerance = TOLERANCE[problem[0].dtype]
+    parity = {"forward": forward, "gradient": gradient, "tolerance": tolerance, "rows": len(problem[0]), "kinks": 0}
+    right = forward <= tolerance and gradient <= tolerance
+    return {"status": OK if right else PARITY_FAILED, "parity": parity}
 
 
 def _fused(
@@ -154,22 +164,59 @@ def _teacher(classes: Tensor, words: int, count: int) -> pm.WordDistribution:
 
 
 @dataclass(frozen=True)
+class CompiledCase(Case):
+    """Cross-entropy beside that of torch.compile, with a row for each bar."""
+
+    name: str
+    shape: tuple[int, int, int]
+    bars: tuple[Bar, ...]
+
+    def runs_on(self, device: str) -> bool:
+        return device == "cuda"
+
+    def absent(self, device: str) -> list[Absent]:
+        return []
+
+    def rows(self, device: str, quick: bool) -> Iterator[Row]:
+        shape = QUICK_SHAPE if quick else self.shape
+        problem = _problem(shape, device, 1.0)
+        truth = oracles.gradients(1.0, *problem)
+        losses: dict[str, Loss] = {COMPILED: _compiled(), "polymax": partial(_fused, 1.0)}
+        known = {name: _checked(loss, problem, truth) for name, loss in losses.items()}
+        tasks = {name: [partial(_both, loss, problem)] for name, loss in losses.items()}
+        others = Others()
+        with others.watched():
+            found = timing.eager(tasks, QUICK if quick else EFFORTS[device])
+        gradients = sum(t.numel() * t.element_size() for t in problem[:2])
+        for name, row in known.items():
+            row |= {"eager_us": found[name].median_us, "eager_spread_us": found[name].spread_us}
+            row |= {"ratio": found[name].median_us / found[COMPILED].median_us, "ratio_of": "eager_us"}
+            row["extra_bytes"] = max(0, min(peak(tasks[name][0], device) for _ in range(3)) - gradients)
+            dtype = str(DTYPES[device]).removeprefix("torch.")
+            bars = self.bars if name == "polymax" and not quick else (None,)
+            for bar in bars:
+                label = f"{name}, {bar.column}" if bar is not None and bar is not bars[0] else name
+                yield Row(self.name, BOTH, label, shape, dtype, others=others.share, **row | judged(bar, row))
+
+
+@dataclass(frozen=True)
 class LogProbCase(Case):
     """Log-probabilities of one word for each row, with entropy, beside the one product of matrices."""
 
     name: str
+    shapes: dict[str, tuple[int, int, int]]
     bars: dict[str, Bar]
 
     def runs_on(self, device: str) -> bool:
-        return device in SHAPES
+        return device in self.shapes
 
     def absent(self, device: str) -> list[Absent]:
         return []
 
     @torch.no_grad()
     def rows(self, device: str, quick: bool) -> Iterator[Row]:
-        shape = QUICK_SHAPE if quick else SHAPES[device]
-        hidden, weight, ids = LossCase("", 1.0, 1.0, {})._problem(shape, device)
+        shape = QUICK_SHAPE if quick else self.shapes[device]
+        hidden, weight, ids = _problem(shape, device, 1.0)
         logs = hidden[:64].double() @ weight.double().T
         logs = logs.log_softmax(-1)
         truth = logs.gather(1, ids[:64, None])[:, 0], -(logs.exp() * logs).sum(-1)
@@ -204,15 +251,25 @@ def _both(loss: Loss, problem: Tensors) -> tuple[Tensor, Tensors]:
 MOST = {"cuda": Bar(9_000, "eager_us"), "cpu": Bar(1.0)}
 FLAT = {"cuda": Bar(20_000, "eager_us"), "cpu": Bar(1.0)}
 
+CROSS = {"cuda": Bar(19_000, "eager_us"), "cpu": Bar(1.0)}
+NAMES = {1.0: "cross-entropy", 1.25: "entmax 1.25", 1.5: "entmax 1.5", 2.0: "sparsemax"}
+
+
 LINEAR_LOSS: list[Case] = [
     LossCase("entmax 1.5, deviation 1", 1.5, 1.0, MOST),
     LossCase("entmax 1.5, deviation 3", 1.5, 3.0, MOST),
-    LossCase("entmax 1.5, flat logits (deviation 0.02)", 1.5, 0.02, FLAT),
-    LossCase("entmax 1.5, flat logits (deviation 0.1)", 1.5, 0.1, FLAT),
     LossCase("entmax 1.25, deviation 1", 1.25, 1.0, {"cuda": Bar(14_000, "eager_us"), "cpu": Bar(1.0)}),
     LossCase("sparsemax, deviation 1", 2.0, 1.0, MOST),
-    LossCase("sparsemax, flat logits (deviation 0.02)", 2.0, 0.02, FLAT),
-    LossCase("cross-entropy, deviation 1", 1.0, 1.0, {"cuda": Bar(19_000, "eager_us"), "cpu": Bar(1.0)}),
+    LossCase("cross-entropy, deviation 1", 1.0, 1.0, CROSS),
+    *(
+        LossCase(f"{name}, flat logits (deviation {deviation})", alpha, deviation, FLAT)
+        for alpha, name in NAMES.items()
+        for deviation in (0.02, 0.1)
+    ),
     LossCase("entmax 1.5, a teacher's list of 64 words", 1.5, 1.0, {"cuda": Bar(1.2), "cpu": Bar(1.2)}, 64),
-    LogProbCase("log-probability and entropy", {"cuda": Bar(1.1), "cpu": Bar(1.3)}),
+    CompiledCase("cross-entropy beside torch.compile", SHAPES["cuda"], (Bar(1.0), Bar(200e6, "extra_bytes"))),
+    CompiledCase("cross-entropy of 8,192 rows", LARGE, (Bar(60_000, "eager_us"), Bar(2**31, "extra_bytes"))),
+    LogProbCase(
+        "log-probability and entropy", {"cpu": SHAPES["cpu"], "cuda": LARGE}, {"cuda": Bar(1.1), "cpu": Bar(1.3)}
+    ),
 ]
