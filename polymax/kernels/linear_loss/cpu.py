@@ -16,7 +16,7 @@ from polymax.kernels.linear_loss.flat import (
 from polymax.kernels.linear_loss.gradients import gradients, list_entries
 from polymax.kernels.linear_loss.kept import value_and_gradients
 from polymax.kernels.linear_loss.numba_exponentials import add_exponentials
-from polymax.kernels.linear_loss.numba_lists import add_columns, scan_rows
+from polymax.kernels.linear_loss.numba_lists import add_columns, add_rows, scan_rows
 from polymax.kernels.linear_loss.passes import value_and_lists
 from polymax.kernels.linear_loss.reference import first_moment
 from polymax.kernels.linear_loss.steps import Cap, Exponentials, FlatRows, Lists, RowKeeping, Steps, pieces
@@ -106,6 +106,11 @@ def kept_slopes(p: Tensor, spread: Tensor | None, rows: FlatRows, cap: Cap, out:
 
 
 def row_sums(words: Tensor, coefs: Tensor, sizes: Tensor, weight: Tensor) -> Tensor:
+    if weight.dtype == coefs.dtype:
+        out = torch.empty(len(words), weight.shape[1], dtype=weight.dtype, device="cpu")
+        lists = memory(words.to(torch.int32).contiguous()), memory(coefs.contiguous()), memory(sizes)
+        parallel(add_rows, out.shape, max(words.shape[1] // 4, 1), *lists, memory(weight.contiguous()), memory(out))
+        return out
     out = torch.zeros(len(words), weight.shape[1], dtype=weight.dtype, device="cpu")
     inside = torch.arange(words.shape[1], device="cpu") < sizes.unsqueeze(1)
     words, coefs = torch.where(inside, words, 0), torch.where(inside, coefs, 0)

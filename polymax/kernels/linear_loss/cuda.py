@@ -33,7 +33,7 @@ from polymax.kernels.linear_loss.steps import Cap, ColumnKeeping, Exponentials, 
 MIXED = hasattr(torch.ops.aten.mm, "dtype")
 # WIDTH: logits of a row that are scanned at once
 # WARPS: warps that scan them
-WIDTH, WARPS = 1024, 1
+WIDTH, WARPS = 512, 1
 # PART: entries of a list whose rows are gathered at once
 # CHANNELS: channels of a program
 PART, CHANNELS = 4, 1024
@@ -52,7 +52,7 @@ SCALED, PROGRAMS = 8192, 1024
 # words at even distances that stand for all at first
 SAMPLE = 1024
 # alpha <= 1.5: how far from 1 the sum of weights may be before the last step, in float32 and in half precision
-NEAR = {False: (2e-6, 1e-4), True: (3e-4, 4e-3)}
+NEAR = {False: (2e-6, 1e-4), True: (3e-4, 1e-2)}
 # words and columns of kept logits of a program that computes gradients
 SLOPES = 16, 256
 

@@ -111,3 +111,16 @@ def add_columns(start, stop, starts, rows, coefs, hidden, dw, db):
             db[word] = add(db[word], c)
             for j in range(out.size):
                 out[j] += c * h[j]
+
+
+@kernel
+def add_rows(start, stop, words, coefs, sizes, weight, out):
+    """Write the sum of the weights of each row's words, times their coefficients."""
+    for i in range(start, stop):
+        total = out[i]
+        for j in range(total.size):
+            total[j] = 0
+        for k in range(sizes[i]):
+            c, w = coefs[i, k], weight[words[i, k]]
+            for j in range(total.size):
+                total[j] += c * w[j]
