@@ -128,9 +128,7 @@ def linear_entmax_loss(
         flat = torch.where(parts.counted.unsqueeze(-1), flat, 0)
     if _at_once(head, flat, reduction, bool(z_loss or return_normalizer)):
         unit = 1 / parts.size if reduction == "mean" else torch.ones_like(parts.size)
-        # without a spread, the factors of the mean are 0
-        of_mean = parts.of_mean if parts.spread is None else unit * parts.of_mean
-        slopes = [unit * parts.of_value, unit * parts.of_chosen, of_mean]
+        slopes = [unit * t for t in (parts.of_value, parts.of_chosen, parts.of_mean)]
         total = total_loss(flat, head, parts.named, parts.spread, slopes)
         return (total + unit * parts.constant.sum()).to(kept)
     row = (smoothed_max if reference is None else relative_max)(flat, head, parts.named, parts.spread)

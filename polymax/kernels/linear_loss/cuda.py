@@ -49,10 +49,11 @@ COLUMNS, SOLVED, STAGES = 32, 256, 3
 # SCALED: numbers that a program scales at once
 # PROGRAMS: programs that scale a tensor
 SCALED, PROGRAMS = 8192, 1024
-# words at even distances that stand for all at first
-SAMPLE = 1024
+# REFERRED: words at even distances, one of which gives a row its reference
+# SAMPLE: words at even distances that stand for all at first
+REFERRED, SAMPLE = 1024, 4096
 # alpha <= 1.5: how far from 1 the sum of weights may be before the last step, in float32 and in half precision
-NEAR = {False: (2e-6, 1e-4), True: (3e-4, 1e-2)}
+NEAR = {False: (2e-6, 1e-4), True: (3e-4, 4e-3)}
 # words and columns of kept logits of a program that computes gradients
 SLOPES = 16, 256
 
@@ -167,9 +168,9 @@ def solve(
 
 
 def refer(hidden: Tensor, weight: Tensor, bias: Tensor | None, named: Tensor | None) -> tuple[Tensor, Tensor]:
-    every = max(len(weight) // SAMPLE, 1)
+    every = max(len(weight) // REFERRED, 1)
     # a count of words that fills the tiles of a product
-    x = product(hidden, weight[::every][:SAMPLE].contiguous())
+    x = product(hidden, weight[::every][:REFERRED].contiguous())
     if x.dtype == torch.float64:
         return refer_in_torch(x, every, hidden, weight, bias, named)
     n, count = x.shape

@@ -34,8 +34,8 @@ def solve_columns(
 ):  # fmt: skip
     """Write the largest score, the smoothed maximum and the threshold of BN rows, whose scores are read at each turn.
 
-    The first turns use some words at even distances as if they were all words, then more: Newton's method may start on
-    either side of the root. If the weights sum to 1 but for `near`, the last step is taken without another turn.
+    The first turns use words at even distances as if these were all words: Newton's method may start on either side of
+    the root. If the weights sum to 1 but for `near`, the last step is taken without another turn.
     """
     o_n = tl.program_id(0) * BN + tl.arange(0, BN)
     m_n = o_n < n
@@ -51,8 +51,6 @@ def solve_columns(
         every = 1
     go = 1
     turn = 0
-    # the turn after which the first sample is left
-    last = 8
     while go > 0:
         b_tops = tl.full((BW, BN), float("-inf"), tl.float32)
         b_totals = tl.zeros((BW, BN), tl.float32)
@@ -94,10 +92,9 @@ def solve_columns(
             m_go = m_far | m_step
         b_shift = tl.where(m_far, b_most, b_shift)
         go = tl.max(m_go.to(tl.int32), 0) * (turn < 48).to(tl.int32)
-        # a sample is left for a larger one, and for all words
-        if (every > 1) & ((go == 0) | (turn >= last)):
-            every = tl.maximum(every // 8, 1)
-            last = turn + 3
+        # the sample is left for all words
+        if (every > 1) & ((go == 0) | (turn >= 8)):
+            every = 1
             go = 1
     m_dead = b_most == float("-inf")
     # infinities and NaN

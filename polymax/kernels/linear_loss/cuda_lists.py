@@ -78,7 +78,7 @@ def add_columns(
         o_j = j + tl.arange(0, BR)
         o_entry = tl.load(p_order + o_j, mask=o_j < end, other=0)
         b_c = tl.load(p_coefs + o_entry, mask=o_j < end, other=0.0)
-        b_sum = gathered_sum(b_sum, p_h, o_entry.to(tl.int32) // longest, b_c, o_d, m_d, h_stride)
+        b_sum = gathered_sum(b_sum, p_h, o_entry // longest, b_c, o_d, m_d, h_stride)
         b_total += b_c
     # most words have no entry: skip the addition
     if ADDED:

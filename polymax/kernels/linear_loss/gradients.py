@@ -1,6 +1,5 @@
 """The gradients of hidden, weight and bias: sums over the words of lists, and dense blocks for rows without one."""
 
-from functools import cached_property
 from typing import Any
 
 import torch
@@ -19,11 +18,7 @@ class Gradients:
         hidden, weight = problem.hidden, problem.weight
         self.of_hidden, self.of_words, self._shape = of_hidden, of_words, weight.shape
         self.dh, self.dw = hidden.new_empty(0), weight.new_empty(0)
-        self._real = real
-
-    @cached_property
-    def db(self) -> Tensor:
-        return self.dw.new_zeros(self._shape[0] if self.of_words else 0, dtype=self._real)
+        self.db = weight.new_zeros(len(weight) if of_words else 0, dtype=real)
 
     def memory(self, behind: int = 0) -> Tensor:
         """Return the gradient of weight with room for `behind` more words, which is taken at the first call."""

@@ -107,6 +107,7 @@ class _Group:
         self.spread = spread if spread is None or spread.dim() == 1 else spread[rows]
         self.curved = None if problem.linear else self.spread
         self.cap = Cap(problem.softcap, problem.scale)
+        self.own = torch.arange(len(self.hidden), device=self.hidden.device).unsqueeze(1)
 
     def compute(self, memory: Tensor) -> None:
         """Compute logits less their references at the end of the memory."""
@@ -129,7 +130,6 @@ class _Group:
         nothing = torch.zeros_like(value)
         mean = nothing if self.curved is None else self._mean(self.curved, top)
         self.chosen = value.new_zeros(len(top), 0)
-        self.own = torch.arange(len(top), device=top.device).unsqueeze(1)
         if self.named is not None:
             word = self.named.clamp(min=0)
             logits = self.x[word, self.own].to(top.dtype) + self.reference.unsqueeze(1)

@@ -51,7 +51,7 @@ class LossProblem(NamedTuple):
         """Return True for rows that count, (n,)."""
         if self.named is None:
             return torch.ones(len(self.hidden), dtype=torch.bool, device=self.hidden.device)
-        return self.named[:, 0] >= 0 if self.named.shape[1] == 1 else (self.named >= 0).any(1)
+        return (self.named >= 0).any(1)
 
 
 class Grads(NamedTuple):
