@@ -1,4 +1,4 @@
-"""What a sample of words tells about rows: a number near the largest logit, and how many words have weight."""
+"""Guesses about rows from a sample of words, for Triton: the largest logit, and how many words have weight."""
 
 import triton
 import triton.language as tl

@@ -168,8 +168,9 @@ def flat_gradients(
 def list_entries(
     grads: Grads, problem: LossProblem, saved: Saved, longest: int
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Return the words of each row that have a gradient, named words first, the gradients of their logits, their
-    number, and again the words, in which a place without a gradient holds the number of all words.
+    """Return the words of each row that have a gradient, the gradients of their logits, their number, and sort keys.
+
+    Named words come first. A key is the word, or the number of all words if the gradient is 0.
 
     Shapes: words and gradients (n, k); numbers (n,)
     """

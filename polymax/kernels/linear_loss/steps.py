@@ -119,8 +119,9 @@ class FlatRows(NamedTuple):
 
 
 class RowKeeping(NamedTuple):
-    """How a device keeps logits of flat rows, `entries` of them at once, a row after another, and `near` of them while
-    they become gradients, in a cache.
+    """The steps of a device that keeps logits of flat rows one row after another.
+
+    At most `entries` logits are kept at once. Of these, `near` become gradients at once, in a cache.
     """
 
     entries: int
@@ -140,8 +141,9 @@ class KeptLogits(NamedTuple):
 
 
 class ColumnKeeping(NamedTuple):
-    """How a device keeps logits of flat rows as columns; `words` is the number of words behind the gradient of weight,
-    which is computed for as many words at once.
+    """The steps of a device that keeps logits of flat rows as columns.
+
+    The gradient of weight is computed for `words` words at once, and has room for as many behind it.
     """
 
     words: int
