@@ -64,7 +64,7 @@ def structures(machine: str) -> str:
 
 
 def attention(machine: str) -> str:
-    """Times of entmax attention beside torch's softmax attention."""
+    """Times of attention by entmax 1.5, or by sparsemax where a case says so, beside torch's softmax attention."""
     run = archive.latest(machine, "attention")
     lines = []
     for row in run.rows:
@@ -81,7 +81,7 @@ def attention(machine: str) -> str:
         assert other is not None
         size = [f"{length:,}", str(channels), str(heads)]
         lines.append([row.case, *size, _ms(own / 1e3), _ms(other / 1e3), f"{row.ratio:.2f}"])
-    head = ["scores", "keys", "channels", "heads", "entmax 1.5, ms", "torch's softmax, ms", "ratio"]
+    head = ["scores", "keys", "channels", "heads", "polymax, ms", "torch's softmax, ms", "ratio"]
     return f"{grid(head, lines)}\n\n{source(run, f'{machine}/attention')}"
 
 

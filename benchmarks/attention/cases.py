@@ -3,6 +3,7 @@
 Decoding is one query of each of 32 heads over a cache, of which all pages of keys matter, or one in twenty.
 """
 
+from collections.abc import Callable
 from functools import partial
 
 import torch
@@ -15,6 +16,8 @@ from benchmarks.baselines import Tensors, ours
 from benchmarks.record import Bar
 from benchmarks.structures.cases import nothing
 from benchmarks.workload import BOTH, FORWARD, Case, FunctionCase, Problems, Shape, Signature, Size
+
+Draw = Callable[[Shape, torch.Generator], Tensors]
 
 # queries and keys of a tile share a cluster, and look for keys of their own
 TILE = 64
@@ -41,16 +44,23 @@ def like_queries(shape: Shape) -> tuple[Shape, ...]:
     return (shape,)
 
 
-def case(name: str, clusters: int, bars: dict[tuple[int, int], float]) -> FunctionCase:
+def flat(deviation: float, shape: Shape, generator: torch.Generator) -> Tensors:
+    """Gaussian queries, keys and values; queries and keys with this deviation."""
+    q, k, v = clustered(0, shape, generator)
+    return deviation * q, deviation * k, v
+
+
+def case(name: str, draw: Draw, bars: dict[tuple[int, int], float], alpha: float = 1.5) -> FunctionCase:
     """`bars` are ratios to torch's softmax attention, by length and channels."""
     sizes = {
         "cpu": tuple(Size((4, n, 64)) for n in (1024, 2048)),
         "cuda": tuple(Size((16, n, d), torch.bfloat16, Bar(bar)) for (n, d), bar in bars.items()),
     }
-    signature = Signature(partial(clustered, clusters), like_queries)
+    signature = Signature(draw, like_queries)
     problems = Problems(sizes, (BOTH,), signature, quick=(2, 80, 16))
-    call = partial(pm.nn.scaled_dot_product_attention, is_causal=True, mapping=pm.entmax)
-    return FunctionCase(name, ours(call, oracles.entmax15), problems, (ADASPLASH,), base=SDPA)
+    call = partial(pm.nn.scaled_dot_product_attention, is_causal=True, mapping=pm.Tsallis(alpha))
+    peers = (ADASPLASH,) if alpha == 1.5 else ()
+    return FunctionCase(name, ours(call, oracles.causal(alpha)), problems, peers, base=SDPA)
 
 
 def decoding(name: str, clusters: int, bar: float) -> FunctionCase:
@@ -79,10 +89,32 @@ def _decoded(q: Tensor, k: Tensor, v: Tensor, boxes: Tensor) -> Tensor:
     return pm.nn.scaled_dot_product_attention(q, k, v, mapping=pm.entmax, key_boxes=boxes)
 
 
+FLAT = {(4096, 64): 1.5, (4096, 128): 1.5, (16384, 64): 1.5, (16384, 128): 1.5}
+LONG_FLAT = {(16384, 64): 1.5}
+
 ATTENTION: list[Case] = [
-    case("gaussian scores", 0, {(4096, 64): 1.5, (16384, 64): 1.0, (16384, 128): 1.3, (65536, 64): 0.9}),
-    case("a third of the tiles", 3, {(4096, 64): 1.0, (16384, 64): 0.75, (16384, 128): 0.975, (65536, 64): 0.6}),
-    case("15 % of the tiles", 7, {(4096, 64): 0.8, (16384, 64): 0.5, (16384, 128): 0.65, (65536, 64): 0.35}),
+    case(
+        "gaussian scores",
+        partial(clustered, 0),
+        {(4096, 64): 1.1, (16384, 64): 1.0, (16384, 128): 0.85, (65536, 64): 0.9},
+    ),
+    case(
+        "a third of the tiles",
+        partial(clustered, 3),
+        {(4096, 64): 1.0, (16384, 64): 0.75, (16384, 128): 0.975, (65536, 64): 0.6},
+    ),
+    case(
+        "15 % of the tiles",
+        partial(clustered, 7),
+        {(4096, 64): 0.8, (16384, 64): 0.5, (16384, 128): 0.65, (65536, 64): 0.35},
+    ),
+    case("5 % of the tiles", partial(clustered, 20), {(16384, 128): 0.33}),
+    case("flat scores", partial(flat, 0.1), FLAT),
+    case("flat scores, sparsemax", partial(flat, 0.1), FLAT, 2.0),
+    case("equal scores", partial(flat, 0.0), LONG_FLAT),
+    case("equal scores, sparsemax", partial(flat, 0.0), LONG_FLAT, 2.0),
+    case("flat scores, deviation 0.3", partial(flat, 0.3), LONG_FLAT),
+    case("flat scores, deviation 0.3, sparsemax", partial(flat, 0.3), LONG_FLAT, 2.0),
     decoding("decoding", 0, 1.0),
     decoding("decoding, 5 % of the pages", 20, 0.5),
 ]

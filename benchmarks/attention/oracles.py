@@ -54,7 +54,6 @@ def padded(alpha: float) -> Mapping:
 
 softmax = partial(_attention, oracles.softmax)
 sparsemax = partial(_attention, oracles.sparsemax)
-entmax15 = partial(_attention, oracles.entmax(1.5))
 
 
 def _decoded(mapping: Mapping, q: Tensor, k: Tensor, v: Tensor, boxes: Tensor) -> Tensor:
