@@ -16,7 +16,7 @@ from polymax.kernels.sparse_attention.cuda_lists import listed_contexts, listed_
 from polymax.kernels.sparse_attention.cuda_masks import mask_gradients
 from polymax.kernels.sparse_attention.cuda_rows import contexts, query_gradients, thresholds
 from polymax.kernels.sparse_attention.cuda_scan import scan
-from polymax.kernels.sparse_attention.cuda_short_call import forward_launch, gradient_launches
+from polymax.kernels.sparse_attention.cuda_short_call import dense_launches, forward_launch, gradient_launches
 from polymax.kernels.sparse_attention.cuda_tile import FAR
 from polymax.kernels.sparse_attention.dropout import threshold
 from polymax.kernels.sparse_attention.options import Options
@@ -48,6 +48,9 @@ FEW_IN_ALL, FEW = 20, 12
 # LONG_KEYS: number of keys from which on a sequence is long
 # FAR_KEYS: number of keys from which on the scan skips tiles ruled out by balls
 LONG_KEYS, FAR_KEYS = 8192, 8192
+# DENSE_KEYS: least number of queries and of keys of a sequence with dense heads
+# DENSE_WEIGHTS: nonzero weights of a row in 64 keys that make a head dense, if rows see the share DENSE_SEEN of keys
+DENSE_KEYS, DENSE_WEIGHTS, DENSE_SEEN = 1024, 1.6, 0.5
 # FEW_SEEN: the scan reads all tiles of a block that sees at most so many tiles whole
 # SHARE: and of a block that may have support in more than so many eighths of them
 FEW_SEEN, SHARE = 16, 5
@@ -74,7 +77,18 @@ def call_of(q: Tensor, k: Tensor, v: Tensor, grad: Tensor | None, options: Optio
     tensors = (q, k, v, grad, *options[1:6], options.seed)
     # tests change the sizes, so that they belong to the key
     numbers = options.alpha, options[6:14], options.short, counts
-    key = (*(kind(t) for t in tensors), *numbers, q.device, FEW_IN_ALL, FEW, FAR_KEYS, FEW_SEEN)
+    key = (
+        *(kind(t) for t in tensors),
+        *numbers,
+        q.device,
+        FEW_IN_ALL,
+        FEW,
+        FAR_KEYS,
+        FEW_SEEN,
+        DENSE_KEYS,
+        DENSE_WEIGHTS,
+        DENSE_SEEN,
+    )
     return remembered(_CALLS, key, lambda: Call(q, k, v, grad, options, counts))
 
 
@@ -114,6 +128,11 @@ class Call:
         }
         self.more = {**self.flags, "DROP": options.seed is not None, "V": V, "BV": max(ceil_power(V), 16)}
         self.deep, self.single = max(D, V) > 64, q.dtype == torch.float32
+        # heads may be dense: see cuda_dense.py
+        self.marked = not short and self.flags["R"] > 0 and not self.single and max(D, V) <= 128
+        self.marked = self.marked and min(self.longest_q, self.longest_k) >= DENSE_KEYS
+        self.dense = DENSE_KEYS, DENSE_WEIGHTS, DENSE_SEEN
+        self.marks = {"MARKED": self.marked}
         self.precision = "tf32x3" if self.single else "tf32"
         self.block_grid = plan.blocks, self.heads
         # see last_error
@@ -123,6 +142,9 @@ class Call:
                 self.short_query_gradients, self.short_key_gradients = gradient_launches(self, grad, sequences * G)
             else:
                 self._prepare_gradients(q, grad, sequences * G)
+                if self.marked:
+                    found = gradient_launches(self, grad, sequences * G, dense=True)
+                    self.dense_query_gradients, self.dense_key_gradients = found
             if mask is not None:
                 self._prepare_mask_gradient(q, k, mask, grad, short)
         elif short:
@@ -130,12 +152,17 @@ class Call:
         else:
             self._prepare_scans(q, k, sequences * G)
             self._prepare_contexts(q, tolerance)
+            if self.marked:
+                found = dense_launches(self, counts, sequences * G)
+                self.find_dense_heads, self.dense_thresholds, self.dense_contexts = found
         self.launches = [launch for launch in vars(self).values() if type(launch) is Bound]
 
     def scan_all(self, q: Any, k: Any, marks: Any, centres: Any, radii: Any, maxima: Any, tau: Any, plan: Any) -> None:
         """Launch the scan, which writes bounds of thresholds and the tiles that matter; arguments are tensors or
         addresses.
         """
+        if self.marked:
+            self.find_dense_heads(q, k, *marks, plan)
         if self.balls > 0:
             self.find_balls(k, *marks[3:], centres, radii)
             self.find_candidates(q, k, *marks, centres, radii, plan)
@@ -153,6 +180,9 @@ class Call:
         self.listed_contexts(*inputs, *marks, seed, plan, lists, *tau, support, out, mean)
         self.thresholds(*inputs[:2], *marks, plan, *tau)
         self.contexts(*inputs, *marks, seed, plan, *tau, support, out, mean)
+        if self.marked:
+            self.dense_thresholds(*inputs[:2], *marks, plan, *tau, support)
+            self.dense_contexts(*inputs, *marks, seed, plan, *tau, support, out, mean)
 
     def differentiate(
         self, grad: Any, inputs: Any, mean: Any, marks: Any, seed: Any, notes: Any, common: Any, rows: Any, slopes: Any
@@ -165,6 +195,10 @@ class Call:
         self.listed_gradients(grad, *inputs, mean, *marks, seed, plan, lists, *tau, common, dq, dalpha, dsink)
         self.query_gradients(grad, *inputs, mean, *marks, seed, plan, *tau, common, dq, dalpha, dsink)
         self.key_gradients(grad, *inputs, of_alpha, of_mask, of_q, of_k, seed, plan, *tau, common, rows, dk, dv)
+        if self.marked:
+            self.dense_query_gradients(grad, *inputs, mean, *marks, seed, plan, *tau, common, dq, dalpha, dsink)
+            of_keys = of_alpha, of_mask, of_q, of_k
+            self.dense_key_gradients(grad, *inputs, *of_keys, seed, plan, *tau, common, dk, dv)
 
     def differentiate_short(
         self, grad: Any, inputs: Any, mean: Any, marks: Any, seed: Any, tau: Any, common: Any, slopes: Any
@@ -172,8 +206,10 @@ class Call:
         """Launch the gradients of short rows, but that of the mask; arguments as in `differentiate`."""
         of_alpha, of_mask, _, of_q, of_k = marks
         dq, dk, dv, dalpha, dsink = slopes
-        self.short_query_gradients(grad, *inputs, mean, *marks, seed, *tau, common, dq, dalpha, dsink)
-        self.short_key_gradients(grad, *inputs, of_alpha, of_mask, of_q, of_k, seed, *tau, common, dk, dv)
+        # no plan is read
+        plan = inputs[0]
+        self.short_query_gradients(grad, *inputs, mean, *marks, seed, plan, *tau, common, dq, dalpha, dsink)
+        self.short_key_gradients(grad, *inputs, of_alpha, of_mask, of_q, of_k, seed, plan, *tau, common, dk, dv)
 
     def _prepare_scans(self, q: Tensor, k: Tensor, key_heads: int) -> None:
         plan, heads = self.plan, self.heads
@@ -190,7 +226,7 @@ class Call:
         self.maxima = max(scanning * rows, listing * HEIGHT if looks else 0) * plan.tiles
 
         first, last = (*self.strides, *self.masked, *self.places), (*self.sizes[1:], *self.numbers, *self.sides)
-        constants = {**self.flags, **self._launching("scan"), "BR": rows, "BT": CHUNK, "LONGEST": LONGEST}
+        constants = {**self.flags, **self.marks, **self._launching("scan"), "BR": rows, "BT": CHUNK, "LONGEST": LONGEST}
         constants |= {"TILES": "unlisted" if looks else "all"}
         numbers = (*first, self.longest_q, blocks * heads, blocks, *last, few)
         self.scan = _bound(scan, (scanning,), numbers, constants)
@@ -199,7 +235,7 @@ class Call:
         constants = {**constants, **self._launching("listed_scan"), "BR": HEIGHT, "TILES": "listed"}
         numbers = (*first, self.longest_q, plan.blocks * heads, plan.blocks, *last, few)
         self.scan_lists = _bound(scan, (listing,), numbers, constants)
-        constants = {**self.flags, **self._launching("candidates"), "BT": CHUNK, "SHARE": SHARE}
+        constants = {**self.flags, **self.marks, **self._launching("candidates"), "BT": CHUNK, "SHARE": SHARE}
         numbers = (*first, plan.blocks, *last, FEW_SEEN)
         self.find_candidates = _bound(candidates, self.block_grid, numbers, constants)
         constants = {name: self.flags[name] for name in ("PACKED", "D", "BD")}
@@ -239,7 +275,8 @@ class Call:
         span = min(-(-self.longest_q // PACK) * PACK, SPAN)
         self.packing = packing * span
         self.row_numbers = torch.int16 if self.longest_q <= 1 << 16 else torch.int32
-        constants = {**_without(self.more, "SINKS"), **self._launching("key_gradients"), "BR": KEY_ROWS, "BP": PACK}
+        constants = {**_without(self.more, "SINKS"), **self.marks, **self._launching("key_gradients")}
+        constants |= {"BR": KEY_ROWS, "BP": PACK}
         numbers = (*first, self.longest_q, span, items, *self.sizes[1:], *self.numbers, *self.sides, self.drop)
         self.key_gradients = _bound(key_gradients, (packing,), numbers, constants)
 
@@ -259,7 +296,7 @@ class Call:
         numbers = (*grad.stride()[:3], *self.strides, *self.of_v, *self.masked, *self.places, *self.sizes)
         loops = q.shape[0] // batches, q.shape[1] // heads
         numbers = (*numbers, *self.numbers, *self.sides, self.drop, *loops)
-        constants = {**_without(self.more, "SINKS", "PACKED"), "ROWS": by_row, "KEYS": by_key}
+        constants = {**_without(self.more, "SINKS", "PACKED"), **self.marks, "ROWS": by_row, "KEYS": by_key}
         constants |= {"SHORT": short, "PRECISION": self.precision, "num_warps": 4}
         self.mask_gradients = _bound(mask_gradients, grid, numbers, constants)
 

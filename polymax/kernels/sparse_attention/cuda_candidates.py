@@ -11,6 +11,7 @@ import triton
 import triton.language as tl
 
 from polymax.backend.triton_launch import Entry
+from polymax.kernels.sparse_attention.cuda_dense import DENSE
 from polymax.kernels.sparse_attention.cuda_tile import (
     BM,
     BN,
@@ -69,12 +70,12 @@ def candidates(
     a1, scale, softcap, left, right, offset, few,
     LEARNED: tl.constexpr, SINKS: tl.constexpr, PACKED: tl.constexpr, MASK: tl.constexpr, CAP: tl.constexpr,
     PLAIN: tl.constexpr, R: tl.constexpr, D: tl.constexpr, BD: tl.constexpr, BT: tl.constexpr, SHARE: tl.constexpr,
-    PRECISION: tl.constexpr, STAGES: tl.constexpr,
+    MARKED: tl.constexpr, PRECISION: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     """Write the tiles in which a block of queries may have support to its plan: see tiles.py.
 
     The fourth bound of the block is then LISTED. It is 0, and no tile is listed, if the block has at most `few` tiles,
-    or if more than SHARE eighths of them may hold support.
+    or if more than SHARE eighths of them may hold support. Blocks of dense heads stay as they are if heads are MARKED.
     """
     i_m = blocks - 1 - tl.program_id(0)
     i_bh = tl.program_id(1)
@@ -82,7 +83,10 @@ def candidates(
     first_q, first_k, queries, keys, i_b = sequence(p_starts_q, p_starts_k, i_bh // heads, L, S, PACKED)
     p_plan += i_bh.to(tl.int64) * plan_head
     p_bounds = p_plan + blocks * row_tiles + i_m * 4
-    if i_m * BM < queries:
+    m_awaited = i_m * BM < queries
+    if MARKED:
+        m_awaited = m_awaited & (tl.load(p_bounds + 3) != DENSE)
+    if m_awaited:
         begin, whole_begin, whole_end, end = reach(i_m * BM, queries, keys, left, right, offset, BM)
         found = 0
         if whole_end - whole_begin > few:

@@ -9,6 +9,7 @@ import triton
 import triton.language as tl
 
 from polymax.backend.triton_launch import Entry
+from polymax.kernels.sparse_attention.cuda_dense import is_dense
 from polymax.kernels.sparse_attention.cuda_tile import (
     BM,
     BN,
@@ -32,9 +33,12 @@ def key_gradients(
     longest, span, items, row_tiles, plan_head, a1, scale, softcap, left, right, offset, drop,
     LEARNED: tl.constexpr, PACKED: tl.constexpr, MASK: tl.constexpr, CAP: tl.constexpr, DROP: tl.constexpr,
     PLAIN: tl.constexpr, R: tl.constexpr, D: tl.constexpr, BD: tl.constexpr, V: tl.constexpr, BV: tl.constexpr,
-    BR: tl.constexpr, BP: tl.constexpr, PRECISION: tl.constexpr, STAGES: tl.constexpr,
+    BR: tl.constexpr, BP: tl.constexpr, MARKED: tl.constexpr, PRECISION: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    """Write dk and dv. The marked rows among `span` rows are packed, BP at a time, then gathered, BR at a time."""
+    """Write dk and dv, except for dense heads if heads are MARKED.
+
+    The marked rows among `span` rows are packed, BP at a time, then gathered, BR at a time.
+    """
     o_d, o_v = tl.arange(0, BD), tl.arange(0, BV)
     p_list += tl.program_id(0).to(tl.int64) * span
     shared = heads // group
@@ -46,7 +50,11 @@ def key_gradients(
         i_g = (item % columns) % shared
         i_s = (item % columns) // shared
         first_q, first_k, queries, keys, i_b = sequence(p_starts_q, p_starts_k, i_s, L, S, PACKED)
-        if i_t * BN < keys:
+        m_awaited = i_t * BN < keys
+        if MARKED:
+            i_first = i_s * heads + i_g * group
+            m_awaited = m_awaited & (is_dense(p_plan, i_first, plan_head, blocks * row_tiles + 3) == 0)
+        if m_awaited:
             o_n = i_t * BN + tl.arange(0, BN)
             p_head_k = p_k + head_start(i_b, i_g, first_k, k_b, k_h, k_l)
             p_head_v = p_v + head_start(i_b, i_g, first_k, v_b, v_h, v_l)

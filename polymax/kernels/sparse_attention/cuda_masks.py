@@ -9,6 +9,7 @@ import triton
 import triton.language as tl
 
 from polymax.backend.triton_launch import Entry
+from polymax.kernels.sparse_attention.cuda_dense import is_dense
 from polymax.kernels.sparse_attention.cuda_tile import BM, BN, excess, load_rows, load_thresholds, score_slopes
 from polymax.kernels.sparse_attention.cuda_weights import exponent, row_states
 
@@ -21,7 +22,7 @@ def mask_gradients(
     blocks, row_tiles, plan_head, a1, scale, softcap, left, right, offset, drop, batch_run, head_run,
     LEARNED: tl.constexpr, MASK: tl.constexpr, CAP: tl.constexpr, DROP: tl.constexpr, PLAIN: tl.constexpr,
     R: tl.constexpr, D: tl.constexpr, BD: tl.constexpr, V: tl.constexpr, BV: tl.constexpr, ROWS: tl.constexpr,
-    KEYS: tl.constexpr, SHORT: tl.constexpr, PRECISION: tl.constexpr,
+    KEYS: tl.constexpr, SHORT: tl.constexpr, MARKED: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Write dmask. ROWS and KEYS are true if the mask has a row for each query and a column for each key.
 
@@ -57,6 +58,10 @@ def mask_gradients(
                 if not SHORT:
                     b_word = tl.load(p_words + (i_t // 32) * L + o_m, mask=m_rows, other=0)
                     held = tl.max((b_word >> (i_t % 32)) & 1, 0)
+                    if MARKED:
+                        # dense heads have no bits
+                        m_dense = is_dense(p_plan, i_b * heads + i_h, plan_head, blocks * row_tiles + 3)
+                        held = tl.maximum(held, m_dense.to(tl.int32))
                 if held > 0:
                     o_n = i_t * BN + tl.arange(0, BN)
                     b_q = load_rows(p_head_q, o_m, o_d, m_rows, q_l, D, BD)

@@ -30,7 +30,7 @@ class Plain:
     def __init__(self, q: Tensor, k: Tensor, v: Tensor, shape: torch.Size, options: Options) -> None:
         self.options, self.shape = options, shape
         self.shapes = q.shape, k.shape, v.shape
-        self.call = call = call_of(q, k, v, None, options)
+        self.call = call = call_of(q, k, v, None, options, counts=False)
         self.gradients: dict[Hashable, tuple[Call, Arena, Arena]] = {}
         rows = q.shape[:-1].numel()
         key = torch.int16 if options.longest_k <= 1 << 16 else torch.int32

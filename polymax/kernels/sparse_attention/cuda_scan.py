@@ -13,6 +13,7 @@ import triton.language as tl
 
 from polymax.backend.triton_launch import Entry
 from polymax.kernels.sparse_attention.cuda_candidates import LISTED
+from polymax.kernels.sparse_attention.cuda_dense import DENSE
 from polymax.kernels.sparse_attention.cuda_tile import (
     BM,
     BN,
@@ -44,10 +45,10 @@ def scan(
     plan_head, a1, scale, softcap, left, right, offset, few,
     LEARNED: tl.constexpr, SINKS: tl.constexpr, PACKED: tl.constexpr, MASK: tl.constexpr, CAP: tl.constexpr,
     PLAIN: tl.constexpr, R: tl.constexpr, D: tl.constexpr, BD: tl.constexpr, BR: tl.constexpr, BT: tl.constexpr,
-    LONGEST: tl.constexpr, TILES: tl.constexpr, PRECISION: tl.constexpr, STAGES: tl.constexpr,
+    LONGEST: tl.constexpr, TILES: tl.constexpr, MARKED: tl.constexpr, PRECISION: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    """Write the bounds and plans of blocks. TILES is "all", "unlisted" (blocks of which a part has no list) or
-    "listed".
+    """Write the bounds and plans of blocks, but those of dense heads if heads are MARKED. TILES is "all", "unlisted"
+    (blocks of which a part has no list) or "listed".
     """
     o_r = tl.arange(0, BR)
     o_d = tl.arange(0, BD)
@@ -61,7 +62,7 @@ def scan(
         first_q, first_k, queries, keys, i_b = sequence(p_starts_q, p_starts_k, i_bh // heads, L, S, PACKED)
         i_0 = i_m * BR
         p_head_plan = p_plan + i_bh.to(tl.int64) * plan_head
-        if _awaited(p_head_plan, i_0, queries, longest, row_tiles, BR, TILES):
+        if _awaited(p_head_plan, i_0, queries, longest, row_tiles, BR, TILES, MARKED):
             o_m = i_0 + o_r
             a = exponent(p_alphas + i_h, a1, LEARNED)
             r = 1 / a
@@ -107,18 +108,22 @@ def scan(
 
 
 @triton.jit
-def _awaited(p_plan, i_0, queries, longest, row_tiles, BR: tl.constexpr, TILES: tl.constexpr):
+def _awaited(
+    p_plan, i_0, queries, longest, row_tiles, BR: tl.constexpr, TILES: tl.constexpr, MARKED: tl.constexpr
+):  # fmt: skip
     """Return True if this pass handles queries i_0 .. i_0 + BR."""
     m_awaited = i_0 < queries
-    if TILES != "all":
+    if TILES != "all" or MARKED:
         o_0 = i_0 + tl.arange(0, BR // BM) * BM
         p_bounds = p_plan + ((longest + BM - 1) // BM) * row_tiles + (o_0 // BM) * 4
         # a last part without queries counts as listed
-        m_listed = tl.max(tl.load(p_bounds + 3, mask=o_0 < queries, other=LISTED), 0) == LISTED
+        mark = tl.max(tl.load(p_bounds + 3, mask=o_0 < queries, other=LISTED), 0)
         if TILES == "listed":
-            m_awaited = m_awaited & m_listed
+            m_awaited = m_awaited & (mark == LISTED)
+        elif TILES == "unlisted":
+            m_awaited = m_awaited & (mark != LISTED) & (mark != DENSE)
         else:
-            m_awaited = m_awaited & (m_listed == 0)
+            m_awaited = m_awaited & (mark != DENSE)
     return m_awaited
 
 

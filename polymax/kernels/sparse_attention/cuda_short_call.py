@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 
 from polymax.backend.triton_launch import Bound
+from polymax.kernels.sparse_attention.cuda_dense import dense_contexts, dense_heads, dense_thresholds
 from polymax.kernels.sparse_attention.cuda_short_rows import short_contexts
 from polymax.kernels.sparse_attention.cuda_short_slopes import short_key_gradients, short_query_gradients
 
@@ -14,10 +15,17 @@ if TYPE_CHECKING:
 # launch options in half precision for heads of up to 64 channels and for wider heads, then in float32: (queries of a
 # block, keys of a tile, warps, loop steps loaded ahead, registers of a thread or 0 for the compiler's choice)
 LAUNCH = {
-    "contexts": ((64, 64, 4, 2, 168), (64, 64, 8, 2, 0), (64, 32, 4, 2, 0)),
-    "query_gradients": ((64, 64, 4, 3, 168), (64, 64, 4, 2, 0), (64, 64, 8, 2, 0)),
-    "key_gradients": ((64, 64, 4, 2, 0), (64, 64, 8, 2, 0), (64, 64, 4, 2, 0)),
+    "contexts": ((64, 64, 4, 2, 168), (64, 64, 4, 2, 0), (64, 32, 4, 2, 0)),
+    "query_gradients": ((64, 64, 4, 3, 168), (128, 64, 8, 3, 0), (64, 64, 8, 2, 0)),
+    "key_gradients": ((64, 64, 4, 2, 0), (64, 64, 4, 2, 0), (64, 64, 4, 2, 0)),
+    # of dense heads, which float32 has not
+    "dense_thresholds": ((64, 64, 4, 3, 128), (128, 64, 8, 3, 128)),
+    "dense_contexts": ((128, 64, 8, 3, 0), (128, 64, 8, 3, 0)),
+    "dense_query_gradients": ((64, 64, 4, 3, 168), (128, 64, 8, 3, 0)),
+    "dense_key_gradients": ((64, 64, 4, 3, 0), (64, 64, 4, 2, 0)),
 }
+# keys that are sampled to find dense heads
+SAMPLED_KEYS = 128
 # errors of the sum of weights before the last of Newton's steps in half precision, for sparsemax and alpha 1.5
 ROUGH = {1: 0.05, 2: 0.1}
 
@@ -36,17 +44,47 @@ def forward_launch(call: "Call", counts: bool, tolerance: float) -> Bound:
     return Bound(launch, (blocks, call.heads), *numbers, call.drop, tolerance if rough is None else rough)
 
 
-def gradient_launches(call: "Call", grad: Tensor, key_heads: int) -> tuple[Bound, Bound]:
-    """Return the launches of the gradients of queries and of keys."""
+def gradient_launches(call: "Call", grad: Tensor, key_heads: int, dense: bool = False) -> tuple[Bound, Bound]:
+    """Return the launches of the gradients of queries and of keys, for short rows or for `dense` heads of long rows."""
+    kind = "dense_" if dense else ""
     first = (*grad.stride()[:3], *call.strides, *call.of_v, *call.masked, *call.places)
-    last = (*call.numbers, *call.sides, call.drop)
-    rows, constants = _constants(call, "query_gradients")
+    last = (*_flag(call), *call.numbers, *call.sides, call.drop)
+    rows, constants = _constants(call, f"{kind}query_gradients")
     blocks = -(-call.longest_q // rows)
-    queries = Bound(short_query_gradients.prepared(**constants), (blocks, call.heads), *first, blocks, *last)
-    _, constants = _constants(call, "key_gradients")
+    launch = short_query_gradients.prepared(**constants, DENSE=dense)
+    queries = Bound(launch, (blocks, call.heads), *first, blocks, *last)
+    _, constants = _constants(call, f"{kind}key_gradients")
     del constants["SINKS"]
     tiles = -(-call.longest_k // constants["BN"])
-    return queries, Bound(short_key_gradients.prepared(**constants), (tiles, key_heads), *first, *last)
+    launch = short_key_gradients.prepared(**constants, DENSE=dense)
+    return queries, Bound(launch, (tiles, key_heads), *first, *last)
+
+
+def dense_launches(call: "Call", counts: bool, key_heads: int) -> tuple[Bound, Bound, Bound]:
+    """Return the launches that find dense heads, their thresholds and their contexts; alpha is 1.5 or 2, in half
+    precision.
+    """
+    flags = {name: value for name, value in call.flags.items() if name != "LEARNED"}
+    numbers = (*call.strides, *call.masked, *call.places, *call.sizes, *call.numbers, *call.sides, *call.dense)
+    found = dense_heads.prepared(**flags, BN=SAMPLED_KEYS, PRECISION=call.precision, num_warps=4)
+    finding = Bound(found, (key_heads,), *numbers)
+    rows, constants = _constants(call, "dense_thresholds")
+    constants = {name: value for name, value in constants.items() if name not in ("LEARNED", "DROP", "V", "BV")}
+    blocks = -(-call.longest_q // rows)
+    first = (*call.strides, *call.masked, *call.places, blocks, *_flag(call))
+    launch, grid = dense_thresholds.prepared(**constants), (blocks, call.heads)
+    thresholds = Bound(launch, grid, *first, *call.numbers, *call.sides)
+    rows, constants = _constants(call, "dense_contexts")
+    del constants["LEARNED"]
+    blocks = -(-call.longest_q // rows)
+    first = (*call.strides, *call.of_v, *call.masked, *call.places, blocks, *_flag(call))
+    launch, grid = dense_contexts.prepared(**constants, COUNT=counts), (blocks, call.heads)
+    return finding, thresholds, Bound(launch, grid, *first, *call.numbers, *call.sides, call.drop)
+
+
+def _flag(call: "Call") -> tuple[int, int]:
+    """Return the size of a head's plan, and the place of its first fourth bound."""
+    return call.plan.size, call.plan.blocks * call.plan.tiles + 3
 
 
 def _constants(call: "Call", name: str) -> tuple[int, dict[str, Any]]:

@@ -37,8 +37,8 @@ from polymax.kernels.sparse_attention.cuda_weights import (
     weight,
 )
 
-# tolerated excess over 1 of the sum of the weights of kept scores: passes over all scores follow
-NEAR = tl.constexpr(1.05)
+# tolerated sums of the weights of kept scores, for one score of each class and for two: passes over all scores follow
+EARLY, NEAR = tl.constexpr(1.5), tl.constexpr(1.05)
 # entries of a mask that are loaded at once
 CHUNK = tl.constexpr(1024)
 # a factor of summed scores, so that no sum of finite scores overflows
@@ -47,7 +47,8 @@ SMALL = tl.constexpr(1 / 4096)
 ROUGH_ERROR = tl.constexpr(1e-3)
 # lengths, numbers of heads and strides of masks, for whose values nothing is compiled anew
 NUMBERS = (
-    "mask_b", "mask_h", "mask_l", "heads", "group", "L", "S", "blocks", "left", "right", "offset", "drop",
+    "mask_b", "mask_h", "mask_l", "heads", "group", "L", "S", "blocks", "row_tiles", "plan_head", "flag", "left",
+    "right", "offset", "drop", "fewest",
 )  # fmt: skip
 
 
@@ -187,7 +188,7 @@ def short_contexts(
             b_w = tl.maximum((b_sink - b_top) + b_depth, 0.0)
             b_f, b_g = weight(b_w, r, R), slope(b_w, r, R)
             for i_p in tl.static_range(0, 2):
-                b_f, b_g = _moments(
+                b_f, b_g = moments(
                     b_f, b_g, b_top, b_depth, b_q, p_k, p_mask, k_l, mask_l, mask_s, o_m, o_d, begin, whole_begin,
                     whole_end, end, queries, keys, a, r, scale, softcap, b_low, b_high, MASK, CAP, PLAIN,
                     i_p == 0, R, D, BD, BN, PRECISION, STAGES,
@@ -209,7 +210,7 @@ def short_contexts(
             b_o = tl.zeros((BR, BV), tl.float32)
             b_mean = tl.zeros((BR, BV), tl.float32)
             for i_p in tl.static_range(0, 2):
-                b_o, b_mean, b_p, b_s, b_n = _sums(
+                b_o, b_mean, b_p, b_s, b_n = value_sums(
                     b_o, b_mean, b_p, b_s, b_n, b_top, b_depth, b_q, b_state, p_k, p_v, p_mask, k_l, v_l, mask_l,
                     mask_s, o_m, o_d, o_v, begin, whole_begin, whole_end, end, queries, keys, a, r, scale, softcap,
                     b_low, b_high, drop, MASK, CAP, PLAIN, DROP, COUNT, i_p == 0, R, D, BD, V, BV, BN, PRECISION,
@@ -284,6 +285,17 @@ def _bound(b_depth, b_top, b_one, b_two, b_sum, b_n, b_sink, factor, a, r, R: tl
     b_depth = tl.where((b_mean > 0) & (b_mean < b_depth), b_mean, b_depth)
     b_one = (b_one - b_top[:, None]) * factor
     b_two = (b_two - b_top[:, None]) * factor
+    # first by one score of each class, which takes half as long
+    worst = 2.0
+    turn = 0
+    while (worst > EARLY) & (turn < 3):
+        b_over = tl.maximum((b_sink - b_top) + b_depth, 0.0)
+        b_w = tl.maximum(b_one + b_depth[:, None], 0.0)
+        b_f = weight(b_over, r, R) + tl.sum(weight(b_w, r, R), 1)
+        b_g = slope(b_over, r, R) + tl.sum(slope(b_w, r, R), 1)
+        b_depth = newton_step(b_depth, b_f, b_g, a, R)
+        worst = tl.max(b_f, 0)
+        turn += 1
     worst = 2.0
     turn = 0
     while (worst > NEAR) & (turn < 6):
@@ -299,7 +311,7 @@ def _bound(b_depth, b_top, b_one, b_two, b_sum, b_n, b_sink, factor, a, r, R: tl
 
 
 @triton.jit
-def _moments(
+def moments(
     b_f, b_g, b_top, b_depth, b_q, p_k, p_mask, k_l, mask_l, mask_s, o_m, o_d, begin, whole_begin, whole_end, end,
     queries, keys, a, r, scale, softcap, b_low, b_high, MASK: tl.constexpr, CAP: tl.constexpr,
     PLAIN: tl.constexpr, EDGE: tl.constexpr, R: tl.constexpr, D: tl.constexpr, BD: tl.constexpr, BN: tl.constexpr,
@@ -323,7 +335,7 @@ def _moments(
 
 
 @triton.jit
-def _sums(
+def value_sums(
     b_o, b_mean, b_p, b_s, b_n, b_top, b_depth, b_q, b_state, p_k, p_v, p_mask, k_l, v_l, mask_l, mask_s, o_m, o_d, o_v,
     begin, whole_begin, whole_end, end, queries, keys, a, r, scale, softcap, b_low, b_high, drop,
     MASK: tl.constexpr, CAP: tl.constexpr, PLAIN: tl.constexpr, DROP: tl.constexpr, COUNT: tl.constexpr,

@@ -8,6 +8,7 @@ import triton
 import triton.language as tl
 
 from polymax.backend.triton_launch import Entry
+from polymax.kernels.sparse_attention.cuda_dense import is_dense
 from polymax.kernels.sparse_attention.cuda_rows import sink_slopes, store_query_gradients
 from polymax.kernels.sparse_attention.cuda_short_rows import (
     CHUNK,
@@ -30,16 +31,27 @@ from polymax.kernels.sparse_attention.cuda_tile import (
 from polymax.kernels.sparse_attention.cuda_weights import alpha_slope, exponent, kept, row_states, slope, weight
 
 
+@triton.jit
+def wanted(p_plan, i_bh, plan_head, flag, DENSE: tl.constexpr):
+    """Return True for each head of a call of short rows; of other calls for dense heads: see cuda_dense.py."""
+    if DENSE:
+        m_wanted = is_dense(p_plan, i_bh, plan_head, flag)
+    else:
+        m_wanted = i_bh >= 0
+    return m_wanted
+
+
 @Entry
 @triton.jit(do_not_specialize=NUMBERS)
 def short_query_gradients(
-    p_grad, p_q, p_k, p_v, p_mean, p_alphas, p_mask, p_sinks, p_starts_q, p_starts_k, p_seed, p_top, p_depth, p_common,
-    p_dq, p_dalpha, p_dsink,
+    p_grad, p_q, p_k, p_v, p_mean, p_alphas, p_mask, p_sinks, p_starts_q, p_starts_k, p_seed, p_plan, p_top, p_depth,
+    p_common, p_dq, p_dalpha, p_dsink,
     g_b, g_h, g_l, q_b, q_h, q_l, k_b, k_h, k_l, v_b, v_h, v_l, mask_b, mask_h, mask_l, mask_s, heads, group, L, S,
-    blocks, a1, scale, softcap, left, right, offset, drop,
+    blocks, plan_head, flag, a1, scale, softcap, left, right, offset, drop,
     LEARNED: tl.constexpr, SINKS: tl.constexpr, PACKED: tl.constexpr, MASK: tl.constexpr, CAP: tl.constexpr,
     PLAIN: tl.constexpr, DROP: tl.constexpr, R: tl.constexpr, D: tl.constexpr, BD: tl.constexpr, V: tl.constexpr,
     BV: tl.constexpr, BR: tl.constexpr, BN: tl.constexpr, PRECISION: tl.constexpr, STAGES: tl.constexpr,
+    DENSE: tl.constexpr,
 ):  # fmt: skip
     """Write dq = scale dx k with dx = s (grad . v - common), common = grad . mean; and the gradients of alpha and the
     sink by row.
@@ -48,7 +60,7 @@ def short_query_gradients(
     i_bh = tl.program_id(1)
     i_h = i_bh % heads
     first_q, first_k, queries, keys, i_b = sequence(p_starts_q, p_starts_k, i_bh // heads, L, S, PACKED)
-    if i_m * BR < queries:
+    if (i_m * BR < queries) & wanted(p_plan, i_bh, plan_head, flag, DENSE):
         o_m = i_m * BR + tl.arange(0, BR)
         o_d, o_v = tl.arange(0, BD), tl.arange(0, BV)
         m_rows = o_m < queries
@@ -120,12 +132,13 @@ def _row_slopes(
 @Entry
 @triton.jit(do_not_specialize=NUMBERS)
 def short_key_gradients(
-    p_grad, p_q, p_k, p_v, p_alphas, p_mask, p_starts_q, p_starts_k, p_seed, p_top, p_depth, p_common, p_dk, p_dv,
+    p_grad, p_q, p_k, p_v, p_alphas, p_mask, p_starts_q, p_starts_k, p_seed, p_plan, p_top, p_depth, p_common, p_dk,
+    p_dv,
     g_b, g_h, g_l, q_b, q_h, q_l, k_b, k_h, k_l, v_b, v_h, v_l, mask_b, mask_h, mask_l, mask_s, heads, group, L, S,
-    a1, scale, softcap, left, right, offset, drop,
+    plan_head, flag, a1, scale, softcap, left, right, offset, drop,
     LEARNED: tl.constexpr, PACKED: tl.constexpr, MASK: tl.constexpr, CAP: tl.constexpr, PLAIN: tl.constexpr,
     DROP: tl.constexpr, R: tl.constexpr, D: tl.constexpr, BD: tl.constexpr, V: tl.constexpr, BV: tl.constexpr,
-    BR: tl.constexpr, BN: tl.constexpr, PRECISION: tl.constexpr, STAGES: tl.constexpr,
+    BR: tl.constexpr, BN: tl.constexpr, PRECISION: tl.constexpr, STAGES: tl.constexpr, DENSE: tl.constexpr,
 ):  # fmt: skip
     """Write dk and dv, over blocks of BR queries."""
     i_t = tl.program_id(0)
@@ -135,7 +148,7 @@ def short_key_gradients(
     i_s = i_sg // shared
     first_q, first_k, queries, keys, i_b = sequence(p_starts_q, p_starts_k, i_s, L, S, PACKED)
     i_0 = i_t * BN
-    if i_0 < keys:
+    if (i_0 < keys) & wanted(p_plan, i_s * heads + i_g * group, plan_head, flag, DENSE):
         o_n = i_0 + tl.arange(0, BN)
         o_d, o_v = tl.arange(0, BD), tl.arange(0, BV)
         p_k += head_start(i_b, i_g, first_k, k_b, k_h, k_l)

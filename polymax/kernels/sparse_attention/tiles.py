@@ -4,7 +4,8 @@ Keys come in tiles of WIDTH, queries in blocks of HEIGHT. The plan of a head in 
 
     tiles    (blocks, T)             the numbers of the tiles that hold support of a block, in order
     bounds   (blocks, 4)             how many these are: before those that all rows see whole, with them, in all; and
-                                     1 if each row of the block has a list of the keys that can be in its support
+                                     1 if each row of the block has a list of the keys that can be in its support,
+                                     DENSE if the head takes all tiles and has no plan, else 0
     words    (ceil(T / 32), L)       for each row, a bit for each tile in which it may have support
     counts   (L,)                    the lengths of lists
 
@@ -21,6 +22,7 @@ from polymax.kernels.sparse_attention.options import Options
 WIDTH = 64
 HEIGHT = 64
 LONGEST = 128
+DENSE = 2
 
 
 class PlanSizes(NamedTuple):
