@@ -54,7 +54,7 @@ SPREAD = tl.constexpr(0.5)
 # sums of weights over all scores between which a guess stands
 LEAST_SUM, MOST_SUM = tl.constexpr(0.01), tl.constexpr(100.0)
 # distances of that sum from 1 from which one step leads close enough for the last pass, for sparsemax and for alpha 1.5
-NEAR_1, NEAR_2 = tl.constexpr(0.05), tl.constexpr(0.25)
+NEAR_1, NEAR_2 = tl.constexpr(0.01), tl.constexpr(0.25)
 # passes over a sample read a tile in so many, at least LEAST tiles
 THIN, THICK, LEAST = tl.constexpr(24), tl.constexpr(8), tl.constexpr(4)
 
