@@ -68,6 +68,7 @@ PAPERS: dict[tuple[str, str, str], str] = {
     ("Peters", "2019", ""): f"{ARXIV}1905.05702",
     ("Rabiner", "1989", ""): f"{DOI}10.1109/5.18626",
     ("Rennie", "2017", ""): f"{ARXIV}1612.00563",
+    ("Roulet", "2025", ""): f"{ARXIV}2501.18537",
     ("Sakoe", "1978", ""): f"{DOI}10.1109/TASSP.1978.1163055",
     ("Sarawagi", "2004", ""): (
         "https://papers.nips.cc/paper_files/paper/2004/hash/eb06b9db06012a7a4179b8f3cb5384d3-Abstract.html"

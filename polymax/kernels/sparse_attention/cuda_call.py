@@ -50,7 +50,7 @@ FEW_IN_ALL, FEW = 20, 12
 LONG_KEYS, FAR_KEYS = 8192, 8192
 # DENSE_KEYS: least number of queries and of keys of a sequence with dense heads
 # DENSE_WEIGHTS: nonzero weights of a row in 64 keys that make a head dense, if rows see the share DENSE_SEEN of keys
-DENSE_KEYS, DENSE_WEIGHTS, DENSE_SEEN = 1024, 1.6, 0.5
+DENSE_KEYS, DENSE_WEIGHTS, DENSE_SEEN = 8192, 1.6, 0.5
 # FEW_SEEN: the scan reads all tiles of a block that sees at most so many tiles whole
 # SHARE: and of a block that may have support in more than so many eighths of them
 FEW_SEEN, SHARE = 16, 5

@@ -37,8 +37,8 @@ from polymax.kernels.sparse_attention.cuda_weights import (
     weight,
 )
 
-# tolerated sums of the weights of kept scores, for one score of each class and for two: passes over all scores follow
-EARLY, NEAR = tl.constexpr(1.5), tl.constexpr(1.05)
+# tolerated excess over 1 of the sum of the weights of kept scores: passes over all scores follow
+NEAR = tl.constexpr(1.05)
 # entries of a mask that are loaded at once
 CHUNK = tl.constexpr(1024)
 # a factor of summed scores, so that no sum of finite scores overflows
@@ -285,17 +285,6 @@ def _bound(b_depth, b_top, b_one, b_two, b_sum, b_n, b_sink, factor, a, r, R: tl
     b_depth = tl.where((b_mean > 0) & (b_mean < b_depth), b_mean, b_depth)
     b_one = (b_one - b_top[:, None]) * factor
     b_two = (b_two - b_top[:, None]) * factor
-    # first by one score of each class, which takes half as long
-    worst = 2.0
-    turn = 0
-    while (worst > EARLY) & (turn < 3):
-        b_over = tl.maximum((b_sink - b_top) + b_depth, 0.0)
-        b_w = tl.maximum(b_one + b_depth[:, None], 0.0)
-        b_f = weight(b_over, r, R) + tl.sum(weight(b_w, r, R), 1)
-        b_g = slope(b_over, r, R) + tl.sum(slope(b_w, r, R), 1)
-        b_depth = newton_step(b_depth, b_f, b_g, a, R)
-        worst = tl.max(b_f, 0)
-        turn += 1
     worst = 2.0
     turn = 0
     while (worst > NEAR) & (turn < 6):
