@@ -19,7 +19,7 @@ TYPED = re.compile(
 )
 # settings and sizes, which nothing measures
 SETTINGS = (
-    *("differ by up to 5 % in pitch", "a third or 15 % of the tiles", "all pages matter, or 5 %"),
+    *("differ by up to 5 % in pitch", "a third, 15 % or 5 % of the tiles", "all pages matter, or 5 %"),
     "two sines of 60 to 300 ms",
     "| 1 MiB; 32 MiB of all bodies at a time |",
     "| 4 GiB | `--memory` |",
