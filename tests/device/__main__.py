@@ -310,7 +310,7 @@ def reported(
     }
 
 
-def versions(device: str, known: str | None) -> dict[str, Any]:
+def versions(device: str, known: str | None = None) -> dict[str, Any]:
     """The commit, whether the tree differs from it, and the machine with its packages; `known` is a copy's commit."""
 
     def run(*command: str) -> str:
