@@ -3,10 +3,10 @@
     python -m tests.device [--device cuda|cpu] [--processes N] [--budget SECONDS] [--limit SECONDS] [-k EXPRESSION]
 
 Plain Python with torch and pytest is enough. Tests are those marked `device`. Kernels that most of them need are
-compiled first, then tests are shared out by the seconds that earlier runs recorded. A test that runs longer than the
-limit, or ends its process, fails by its name, and the rest of its share goes on in another process. The result is a
-file of JSON in benchmarks/results/gpu-tests. With `--device cpu` kernels run in Triton's interpreter: a trial of the
-command itself.
+compiled first, then tests are shared out by the seconds that earlier runs recorded; a process that is done takes over
+the last tests of another one. A test that runs longer than the limit, or ends its process, fails by its name, and the
+rest of its share goes on in another process. The result is a file of JSON in benchmarks/results/gpu-tests. With
+`--device cpu` kernels run in Triton's interpreter: a trial of the command itself.
 """
 
 import argparse
@@ -24,10 +24,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from tests.device.recorder import claimed
+
 HOME = Path(__file__).resolve().parents[2]
 RESULTS = HOME / "benchmarks" / "results" / "gpu-tests"
 # seconds of a test that no run has recorded, and seconds between two looks at the processes
 UNKNOWN, LOOK = 2.0, 0.5
+# seconds of tests that are worth a process that takes over half of them
+WORTH = 40.0
 PLUGIN = "tests.device.recorder"
 
 
@@ -47,9 +51,10 @@ def main(arguments: list[str] | None = None) -> int:
     if tests and given.warm:
         say("compiling the kernels that most tests need")
         warm(given, environment, begun + given.budget / 4)
-    shares = shared_out(tests, recorded(given.out), given.processes)
+    seconds = recorded(given.out)
+    shares = shared_out(tests, seconds, given.processes)
     runs = [Run(k, share, folder, given, environment) for k, share in enumerate(shares) if share]
-    results = watched(runs, begun + given.budget)
+    results = watched(runs, begun + given.budget, seconds)
     report = reported(given, tests, results, time.time() - begun)
     given.out.mkdir(parents=True, exist_ok=True)
     path = given.out / f"{time.strftime('%Y-%m-%d-%H%M%S', time.gmtime())}.json"
@@ -183,13 +188,15 @@ class Run:
     _read: int = 0
 
     def start(self) -> None:
-        left = [test for test in self.tests if test not in self.results]
+        left = self.left()
         self.starts += 1
         self.running, self.since, self._read = None, time.time(), 0
         chosen = self.folder / f"{self.number}-{self.starts}.tests"
         chosen.write_text("\n".join(left))
         files = sorted({test.partition("::")[0] for test in left})
-        command = pytest("-q", "--tb=short", f"--chosen={chosen}", f"--record={self._record()}", *files)
+        self._claims().mkdir()
+        own = f"--chosen={chosen}", f"--record={self._record()}", f"--claims={self._claims()}"
+        command = pytest("-q", "--tb=short", *own, *files)
         with self._log().open("w") as log:
             self.process = subprocess.Popen(
                 command,
@@ -199,6 +206,32 @@ class Run:
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
             )
+
+    def left(self) -> list[str]:
+        """Return the tests that have no result."""
+        return [test for test in self.tests if test not in self.results]
+
+    def give(self, seconds: dict[str, float]) -> list[str]:
+        """Claim the last tests that have not begun, up to half of the seconds that are left, for another process."""
+        left, load = self.left(), self.load(seconds)
+        found: list[str] = []
+        given = 0.0
+        while load >= WORTH and (given := given + seconds.get(function_of(left[-1]), UNKNOWN)) <= load / 2:
+            if not claimed(self._claims(), left[-1]):
+                break
+            found.append(left.pop())
+        taken = set(found)
+        self.tests = [test for test in self.tests if test not in taken]
+        return found[::-1]
+
+    def load(self, seconds: dict[str, float]) -> float:
+        """Return the seconds that the tests without a result take."""
+        return sum(seconds.get(function_of(test), UNKNOWN) for test in self.left())
+
+    def take(self, tests: list[str]) -> None:
+        """Run tests that another process gave, besides what is done."""
+        self.tests = [*self.results, *tests]
+        self.start()
 
     def look(self) -> bool:
         """Note what has happened; False if there is no more to do."""
@@ -254,6 +287,9 @@ class Run:
                 self.running, self.since = None, time.time()
         self._read = len(lines)
 
+    def _claims(self) -> Path:
+        return self.folder / f"{self.number}-{self.starts}.claims"
+
     def _record(self) -> Path:
         return self.folder / f"{self.number}-{self.starts}.jsonl"
 
@@ -261,7 +297,7 @@ class Run:
         return self.folder / f"{self.number}-{self.starts}.log"
 
 
-def watched(runs: list[Run], end: float) -> dict[str, dict[str, Any]]:
+def watched(runs: list[Run], end: float, seconds: dict[str, float]) -> dict[str, dict[str, Any]]:
     """What became of all tests, by name; processes are stopped at the end of the budget."""
     for run in runs:
         run.start()
@@ -269,7 +305,15 @@ def watched(runs: list[Run], end: float) -> dict[str, dict[str, Any]]:
     try:
         while at_work and time.time() < end:
             time.sleep(LOOK)
-            at_work = [run for run in at_work if run.look()]
+            idle = [run for run in at_work if not run.look()]
+            at_work = [run for run in at_work if run not in idle]
+            for run in idle:
+                # the process with the most to do gives half of it
+                slowest = max(at_work, key=lambda other: other.load(seconds), default=None)
+                tests = [] if slowest is None else slowest.give(seconds)
+                if tests:
+                    run.take(tests)
+                    at_work.append(run)
             if time.time() - told > 10:
                 told = time.time()
                 done, failed = sum(len(run.results) for run in runs), sum(len(failures(run.results)) for run in runs)
@@ -324,8 +368,9 @@ def versions(device: str, known: str | None = None) -> dict[str, Any]:
     machine = "a CPU, in Triton's interpreter"
     if device == "cuda":
         machine = run(sys.executable, "-c", "import torch; print(torch.cuda.get_device_name())")
-    commit = run("git", "rev-parse", "HEAD") or known or ""
-    changed = bool(run("git", "status", "--porcelain", "--untracked-files=no"))
+    # the history beside a copy may be an older one
+    commit = known or run("git", "rev-parse", "HEAD")
+    changed = not known and bool(run("git", "status", "--porcelain", "--untracked-files=no"))
     facts = {"name": machine, "cores": os.cpu_count(), "python": sys.version.split()[0], **packages}
     return {"commit": commit, "changed": changed, "machine": facts}
 

@@ -1,5 +1,6 @@
 """A plugin of pytest for tests/device/__main__.py: a line for each test that begins and ends, as it happens."""
 
+import hashlib
 import json
 import os
 import time
@@ -15,10 +16,20 @@ LOST = 70
 def pytest_addoption(parser):
     parser.addoption("--record", help="a file for lines of JSON, one for each test that begins and ends")
     parser.addoption("--chosen", help="a file of tests, one a line, the only ones to run")
+    parser.addoption("--claims", help="a folder in which processes claim the tests that they run")
 
 
 def pytest_configure(config):
-    config.pluginmanager.register(Recorder(Path(config.getoption("--record"))))
+    config.pluginmanager.register(Recorder(Path(config.getoption("--record")), config.getoption("--claims")))
+
+
+def claimed(folder, nodeid):
+    """Claim a test; return False if another process has it."""
+    try:
+        (Path(folder) / hashlib.sha256(nodeid.encode()).hexdigest()[:32]).touch(exist_ok=False)
+    except FileExistsError:
+        return False
+    return True
 
 
 def pytest_collection_modifyitems(config, items):
@@ -31,8 +42,8 @@ def pytest_collection_modifyitems(config, items):
 class Recorder:
     """Writes lines: a list of tests that were collected; `begins` a test; a test, its outcome, seconds and message."""
 
-    def __init__(self, path):
-        self._file = path.open("a")
+    def __init__(self, path, claims):
+        self._file, self._claims = path.open("a"), claims
         self._begun, self._worst, self._message = 0.0, "passed", ""
 
     def _write(self, **line):
@@ -42,6 +53,14 @@ class Recorder:
     def pytest_collection_finish(self, session):
         if session.config.getoption("collectonly"):
             self._write(collected=[item.nodeid for item in session.items])
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtest_protocol(self, item):
+        if self._claims is None or claimed(self._claims, item.nodeid):
+            return None
+        # the ends of shares are taken over: nothing is left after this test
+        item.session.shouldstop = "another process runs the other tests"
+        return True
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_logstart(self, nodeid):

@@ -93,6 +93,40 @@ def test_nothing_to_run_is_no_failure(tmp_path):
     assert runs.main(given) == 0
 
 
+def test_a_process_that_is_done_takes_over_tests(tmp_path, monkeypatch):
+    """A test that has begun stays where it is; each test runs once."""
+    slow = "import time, pytest\npytestmark = pytest.mark.device\n"
+    slow += "@pytest.mark.parametrize('k', range(6))\ndef test_slow(k):\n    time.sleep(3)\n"
+    quick = "import pytest\n@pytest.mark.device\ndef test_quick():\n    open('quick', 'x')\n"
+    (tmp_path / "test_slow.py").write_text(slow)
+    (tmp_path / "test_quick.py").write_text(quick)
+    (tmp_path / "pytest.ini").write_text("[pytest]\nmarkers = device: some\n")
+    monkeypatch.setattr(runs, "WORTH", 4.0)
+    names = [f"test_slow.py::test_slow[{k}]" for k in range(6)]
+    monkeypatch.setattr(runs, "shared_out", lambda *_: [names, ["test_quick.py::test_quick"]])
+    taken = []
+    take = runs.Run.take
+    monkeypatch.setattr(runs.Run, "take", lambda run, tests: (taken.extend(tests), take(run, tests)))
+    given = [
+        "--device",
+        "cpu",
+        "--no-warm",
+        "--processes",
+        "2",
+        "--root",
+        str(tmp_path),
+        "--out",
+        str(tmp_path / "out"),
+    ]
+    assert runs.main([*given, "."]) == 0
+    (path,) = (tmp_path / "out").glob("*.json")
+    report = json.loads(path.read_text())
+    assert report["counts"] == {"passed": 7}
+    assert report["functions"]["test_slow.py::test_slow"][0] == 6
+    assert taken
+    assert set(taken) <= set(names[1:])
+
+
 def test_shares_take_about_as_long():
     tests = [f"a.py::slow[{k}]" for k in range(8)] + [f"b.py::quick[{k}]" for k in range(80)] + ["b.py::new"]
     seconds = {"a.py::slow": 10.0, "b.py::quick": 1.0}
