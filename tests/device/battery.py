@@ -133,7 +133,10 @@ def decoding(device: str, size: int) -> Results:
     with torch.no_grad():
         query = randn(device, 2, 4, 1, 32, seed=2)
         out = pm.nn.scaled_dot_product_attention(query, keys, values, enable_gqa=True, mapping=pm.entmax)
-    return [out], []
+        # a mask of its own for each head, which rows of padding must not read beyond
+        bias = randn(device, 4, 1, keys.shape[2], seed=3)
+        biased = pm.nn.scaled_dot_product_attention(query, keys, values, bias, enable_gqa=True, mapping=pm.entmax)
+    return [out, biased], []
 
 
 def transducer(device: str, size: int) -> Results:

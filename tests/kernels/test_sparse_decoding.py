@@ -28,6 +28,8 @@ CALLS = {
     "mask": ((2, 2, 2, 1, 200), {"mask": (torch.arange(200) % 3 == 0).expand(2, 1, 1, 200)}),
     "hidden": ((1, 2, 2, 1, 200), {"mask": torch.zeros(1, 1, 1, 200, dtype=torch.bool)}),
     "bias": ((1, 2, 2, 1, 200), {"mask": torch.linspace(-3, 3, 200).expand(1, 2, 1, 200)}),
+    "bias of heads": ((1, 4, 4, 2, 200), {"mask": torch.linspace(-3, 3, 1600).view(1, 4, 2, 200)}),
+    "mask of heads": ((1, 4, 2, 1, 200), {"mask": (torch.arange(800) % 3 == 0).view(1, 4, 1, 200)}),
     "all equal": ((1, 1, 1, 1, 200), {"spread": 0.0}),
     "far": ((1, 1, 1, 1, 200), {"shift": -50.0}),
     "paged": ((2, 4, 2, 1, 96), {"lengths": torch.tensor([90, 37]), "right": 0}),

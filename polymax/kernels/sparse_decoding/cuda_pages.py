@@ -18,7 +18,8 @@ MARGIN = tl.constexpr(1e-4)
 def row_places(p_alphas, i_g, group, L, a1, LEARNED: tl.constexpr, BR: tl.constexpr):
     """Return head, query and validity of the rows of a head of keys, and their alpha - 1."""
     o_r = tl.arange(0, BR)
-    i_h = i_g * group + o_r // L
+    # rows of padding read the mask of the last head: that of a next head may be behind the end of its memory
+    i_h = i_g * group + tl.minimum(o_r // L, group - 1)
     m_r = o_r < group * L
     a = tl.zeros((BR,), tl.float32) + a1
     if LEARNED:
