@@ -52,8 +52,10 @@ class Passes(Protocol):
     def tape(self, tensors: tuple[Tensor, ...]) -> Tensor:
         """Value (batch,), recorded by autograd."""
 
-    def slope(self, tensors: tuple[Tensor, ...], v: Tensor, chart: Tensor, g: Tensor) -> tuple[Tensor, ...]:
-        """See `Slopes.slope`; `Slopes` describes the next two methods, too."""
+    def unit(self, v: Tensor) -> Tensor:
+        """See `Slopes.unit`; `Slopes` describes the next three methods, too."""
+
+    def slope(self, tensors: tuple[Tensor, ...], v: Tensor, chart: Tensor, g: Tensor) -> tuple[Tensor, ...]: ...
 
     def mean(
         self, tensors: tuple[Tensor, ...], full: torch.Size | None
@@ -70,9 +72,13 @@ class Slopes:
     The derivatives of an instance whose value is NaN are NaN.
     """
 
+    def unit(self, v: Tensor) -> Tensor:
+        """1 for each value, or NaN if it is NaN: as a factor, it makes all derivatives of the instance NaN."""
+        return v.clamp(1, 1)
+
     def slope(self: Any, tensors: tuple[Tensor, ...], v: Tensor, chart: Tensor, g: Tensor) -> tuple[Tensor, ...]:
         """The derivative of g v in each score tensor."""
-        # g, but NaN if the value is NaN: g * _one(v) in one operation
+        # g, but NaN if the value is NaN: g * unit(v) in one operation
         return self.outside(tensors, chart, v.clamp(g, g))
 
     def mean(
@@ -84,7 +90,7 @@ class Slopes:
         g (batch,) is 1, or NaN if the value is NaN; a subclass may return the value instead.
         """
         v, chart = self.inside(tensors)
-        g = v.clamp(1, 1)
+        g = self.unit(v)
         return (chart, g), self.outside(tensors if full is None else _expanded(self, tensors, full), chart, g)
 
     def mean_slope(
@@ -99,7 +105,8 @@ class Slopes:
 class KernelPasses(Slopes):
     """The passes of a kernel folder, for one alpha."""
 
-    ops: tuple[Callable[..., Any], Callable[..., Any], Callable[..., Any]]
+    # the passes inside, outside and tangent first
+    ops: tuple[Any, ...]
     recorded: Callable[..., Tensor]
     scores: int
     options: tuple[Any, ...]
@@ -159,7 +166,7 @@ class Problem:
         if torch.compiler.is_compiling() or transforming() or forward_ad._current_level >= 0:
             each = tensors if self.full is None else _expanded(passes, tensors, self.full)
             v, chart = passes.inside(tuple(map(Tensor.detach, each)))
-            return self.shaped(_expectation(passes, chart, _one(v), *each))
+            return self.shaped(_expectation(passes, chart, passes.unit(v), *each))
         call = _mean
         if torch.is_grad_enabled() and any(map(_requires_grad, tensors)):
             call = _PlainMean.apply if any(map(wrapped, tensors)) else _plain_mean
@@ -193,7 +200,7 @@ class _Value(Function):
     def jvp(ctx: Any, _: None, *tangents: Tensor | None) -> tuple[Tensor, None]:
         v, chart, *tensors = ctx.saved_tensors
         along = _materialized(ctx.passes, tensors, tangents)
-        return _tangent(ctx.passes, chart, _one(v), *tensors, *along)[0], None
+        return _tangent(ctx.passes, chart, ctx.passes.unit(v), *tensors, *along)[0], None
 
 
 _value = derived(_Value)
@@ -204,7 +211,7 @@ def _value_slope(passes: Passes, v: Tensor, chart: Tensor, tensors: Sequence[Ten
     if _last():
         mu = passes.slope(tuple(tensors), v, chart, g)
     else:
-        mu = _expectation(passes, chart, g * _one(v.detach()), *tensors)
+        mu = _expectation(passes, chart, g * passes.unit(v.detach()), *tensors)
     return None, *mu, *_nothing(len(tensors) - len(mu))
 
 
@@ -291,7 +298,7 @@ class _PlainMean(Function):
         else:
             each = tuple(tensors) if ctx.full is None else _expanded(ctx.passes, tuple(tensors), ctx.full)
             given = _materialized(ctx.passes, each, along)
-            _, *found = _tangent(ctx.passes, chart, _one(g), *each, *given)
+            _, *found = _tangent(ctx.passes, chart, ctx.passes.unit(g), *each, *given)
             dmu = [d.sum_to_size(x.shape) for d, x in zip(found, tensors, strict=False)]
         return None, None, *dmu, *_nothing(len(tensors) - len(dmu))
 
@@ -357,11 +364,6 @@ def _expanded(passes: Passes, tensors: tuple[Tensor, ...], full: torch.Size) -> 
     """The tensors, with the last score tensor expanded to `full`."""
     last = passes.scores - 1
     return *tensors[:last], tensors[last].expand(full), *tensors[last + 1 :]
-
-
-def _one(v: Tensor) -> Tensor:
-    """1 for each value, or NaN if it is NaN: as a factor, it makes all derivatives of the instance NaN."""
-    return v.clamp(1, 1)
 
 
 def _last() -> bool:

@@ -8,7 +8,7 @@ from torch import Tensor
 from polymax import _check
 from polymax._parts import checked_scores
 from polymax.losses import sharded
-from polymax.losses.targets import Target, target_of
+from polymax.losses.targets import Target, Whole, target_of
 from polymax.sharding.placements import any_sharded
 from polymax.smoothing import Smoothing
 
@@ -36,6 +36,10 @@ def losses(
     generator: torch.Generator | None = None,
 ) -> Tensor:
     """The loss of each instance, (*batch,)."""
+    # costs are added to scores less those of the target: to large scores they would be rounded
+    found = smooth.loss_at(target.index, *scores) if cost is None and isinstance(target, Whole) else None
+    if found is not None:
+        return found
     compared = target.two_sides(smooth, scores)
     gold = torch.where(compared.gold == -torch.inf, 0, compared.gold)
     # only a maximum that draws noise takes a generator

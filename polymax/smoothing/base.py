@@ -54,6 +54,12 @@ class Smoothing(ABC):
         except UnknownOmega:
             return 0.0
 
+    def loss_at(self, index: Tensor, *scores: Tensor) -> Tensor | None:
+        """max(scores) + Omega(y) - <scores, y> for structures in compact form, (*batch,), +inf if the scores forbid y;
+        None if there is no kernel for it.
+        """
+        return None
+
     def best_of(self, *scores: Tensor) -> Tensor:
         """The value of a target with some known parts: `scores` are -inf at the parts that it forbids.
 

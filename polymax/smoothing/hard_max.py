@@ -6,6 +6,7 @@ from typing import Any
 from torch import Tensor
 
 from polymax._parts import checked_scores
+from polymax.hypergraphs.passes import HARD
 from polymax.smoothing.base import Smoothing
 from polymax.structures.base import Parts, Structure, tensors
 
@@ -44,6 +45,10 @@ class HardMax(Smoothing):
     def omega_at(self, index: Tensor, *scores: Tensor) -> float:
         """Return 0: HardMax does not smooth."""
         return 0.0
+
+    def loss_at(self, index: Tensor, *scores: Tensor) -> Tensor | None:
+        problem = self.structure.less(index, *scores)
+        return None if problem is None else problem.value(HARD)
 
     def best_of(self, *scores: Tensor) -> Tensor:
         """The score of the best structure that the scores allow."""

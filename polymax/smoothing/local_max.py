@@ -60,6 +60,14 @@ class LocalMax(Smoothing):
             raise ValueError(f"the Omega of LocalMax has no closed form with {name}, which is not 0 at vertices")
         return 0.0
 
+    def loss_at(self, index: Tensor, *scores: Tensor) -> Tensor | None:
+        gamma, unit = self._gamma_and_regularizer
+        alpha = kernel_alpha(unit)
+        # scores divided by gamma have rounding errors, which differences of large scores would show
+        scaled = isinstance(gamma, Tensor) or gamma != 1
+        problem = None if alpha is None or scaled else self.structure.less(index, *scores)
+        return None if problem is None else problem.value(alpha)
+
     def omega(self, mu: Parts) -> Tensor:
         """Omega(mu), (*batch,), known if mu is a structure (then 0), or if mu determines the recursion's choices."""
         return restore_scale(self.structure.omega(mu, self.regularizer), self.gamma)

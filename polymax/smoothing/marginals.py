@@ -6,6 +6,7 @@ from torch import Tensor
 
 from polymax._parts import checked_scores, narrow
 from polymax.distributions.gibbs import Gibbs
+from polymax.hypergraphs.passes import SHANNON
 from polymax.regularizers import Shannon
 from polymax.regularizers.entropies import positive
 from polymax.smoothing.base import Smoothing
@@ -52,6 +53,12 @@ class Marginals(Smoothing):
     def omega_at(self, index: Tensor, *scores: Tensor) -> float:
         """Return 0: the entropy of a structure is 0."""
         return 0.0
+
+    def loss_at(self, index: Tensor, *scores: Tensor) -> Tensor | None:
+        # scores divided by gamma have rounding errors, which differences of large scores would show
+        scaled = isinstance(self.gamma, Tensor) or self.gamma != 1
+        problem = None if scaled else self.structure.less(index, *scores)
+        return None if problem is None else problem.value(SHANNON)
 
     def best_of(self, *scores: Tensor) -> Tensor:
         """gamma times the log of the sum over the structures that the scores allow."""

@@ -21,6 +21,7 @@ from polymax.structures.compact.base import Compact
 from polymax.structures.full_lengths import full_lengths
 
 if TYPE_CHECKING:
+    from polymax.hypergraphs.passes import Problem
     from polymax.kernels.active_set.problem import Search
 
 
@@ -98,6 +99,12 @@ class Structure(ABC):
         """The problem by which the compiled loops of SparseMAP find the best structure.
 
         If it is None, SparseMAP calls `map` for the whole batch at each iteration.
+        """
+        return None
+
+    def less(self, index: Tensor, *scores: Tensor) -> "Problem | None":
+        """The problem whose value is the maximum less the score of the structure in compact form, +inf if the scores
+        forbid it; None for sets without kernels for it, whose losses subtract the score.
         """
         return None
 

@@ -23,6 +23,8 @@ from polymax.kernels.chain import (
     chain_tangent,
 )
 from polymax.kernels.chain.reference import as_graph, recorded
+from polymax.kernels.chain_loss import chain_loss_inside, chain_loss_outside, chain_loss_slope, chain_loss_tangent
+from polymax.kernels.chain_loss.reference import recorded as recorded_loss
 from polymax.kernels.exact_sums import exact_sum
 from polymax.structures.base import checked_lengths, summed_at, zeros_of
 from polymax.structures.compact.choices import used_index
@@ -31,45 +33,52 @@ from polymax.structures.dynamic import DynamicProgram
 from polymax.structures.full_lengths import full_lengths
 from polymax.structures.usable import before_end
 
-_OPS = chain_inside, chain_outside, chain_tangent
 
+class _SequencePasses(KernelPasses):
+    """The passes over tag sequences, also for transitions (s, s): a view of them made here has no node of autograd.
 
-class _ChainPasses(KernelPasses):
-    """The passes of a chain, also for transitions (s, s): a view of them made here has no node of autograd.
-
-    Calls that are neither compiled nor transformed use kernels directly, and shortcuts for some derivatives.
+    The fourth operator is the derivative of the value. Calls that are neither compiled nor transformed use kernels
+    directly.
     """
 
     def inside(self, tensors: tuple[Tensor, ...]) -> tuple[Tensor, Tensor]:
-        run = chain_inside.direct(*tensors)
+        run = self.ops[0].direct(*tensors)
         if run is not None:
             return run(*tensors, self.alpha)
-        unary, transition, lengths = tensors
-        return chain_inside(unary, _with_dims(transition), lengths, self.alpha)
+        unary, transition, *index = tensors
+        return self.ops[0](unary, _with_dims(transition), *index, self.alpha)
 
     def outside(self, tensors: tuple[Tensor, ...], chart: Tensor, g: Tensor) -> tuple[Tensor, ...]:
-        run = chain_outside.direct(*tensors, chart, g)
+        run = self.ops[1].direct(*tensors, chart, g)
         if run is not None:
             return run(*tensors, chart, g, self.alpha)
-        unary, transition, lengths = tensors
-        mu, steps = chain_outside(unary, _with_dims(transition), lengths, chart, g, self.alpha)
+        unary, transition, *index = tensors
+        mu, steps = self.ops[1](unary, _with_dims(transition), *index, chart, g, self.alpha)
         return mu, steps.view(transition.shape)
 
     def tangent(
         self, tensors: tuple[Tensor, ...], chart: Tensor, g: Tensor, along: tuple[Tensor, ...]
     ) -> tuple[Tensor, ...]:
-        run = chain_tangent.direct(*tensors, chart, g, *along)
+        run = self.ops[2].direct(*tensors, chart, g, *along)
         if run is not None:
             return run(*tensors, chart, g, *along, self.alpha)
-        unary, transition, lengths = tensors
-        given = unary, _with_dims(transition), lengths, chart, g, along[0], _with_dims(along[1])
-        value, h, steps = chain_tangent(*given, self.alpha)
+        unary, transition, *index = tensors
+        given = unary, _with_dims(transition), *index, chart, g, along[0], _with_dims(along[1])
+        value, h, steps = self.ops[2](*given, self.alpha)
         return value, h, steps.view(transition.shape)
 
     def slope(self, tensors: tuple[Tensor, ...], v: Tensor, chart: Tensor, g: Tensor) -> tuple[Tensor, ...]:
-        run = chain_slope.direct(*tensors, v, chart, g)
+        run = self.ops[3].direct(*tensors, v, chart, g)
         found = None if run is None else run(*tensors, v, chart, g, self.alpha)
-        return super().slope(tensors, v, chart, g) if found is None else found
+        return self.outside(tensors, chart, g * self.unit(v)) if found is None else found
+
+    def tape(self, tensors: tuple[Tensor, ...]) -> Tensor:
+        unary, transition, *index = tensors
+        return self.recorded(unary, _with_dims(transition), *index, self.alpha)
+
+
+class _ChainPasses(_SequencePasses):
+    """The passes of a chain, with shortcuts for expectations and their derivatives."""
 
     def mean(
         self, tensors: tuple[Tensor, ...], full: torch.Size | None
@@ -86,16 +95,27 @@ class _ChainPasses(KernelPasses):
         # g is a value, perhaps
         return super().mean_slope(tensors, chart, g.clamp(1, 1), along) if found is None else found
 
-    def tape(self, tensors: tuple[Tensor, ...]) -> Tensor:
-        unary, transition, lengths = tensors
-        return recorded(unary, _with_dims(transition), lengths, self.alpha)
+
+class _LossPasses(_SequencePasses):
+    """The passes of a chain's loss, whose tensors are those of the chain and the tags."""
+
+    def unit(self, v: Tensor) -> Tensor:
+        """0 for the infinite loss of forbidden tags."""
+        return super().unit(v).masked_fill(v == torch.inf, 0)
 
 
 def _with_dims(transition: Tensor) -> Tensor:
     return transition if transition.dim() == 4 else transition.view(1, 1, *transition.shape)
 
 
-_PASSES = partial(_ChainPasses, _OPS, recorded, 2, ())
+_PASSES = partial(_ChainPasses, (chain_inside, chain_outside, chain_tangent, chain_slope), recorded, 2, ())
+_LOSS = partial(
+    _LossPasses,
+    (chain_loss_inside, chain_loss_outside, chain_loss_tangent, chain_loss_slope),
+    recorded_loss,
+    2,
+    (),
+)
 
 
 class ChainParts(NamedTuple):
@@ -241,6 +261,11 @@ class Chain(TagSequences):
             return ChainParts(*(m.reshape(*batch, *m.shape[1:]) for m in mu))
 
         return Problem(_PASSES, (unary.reshape(math.prod(batch), n, s), transition, lengths), batch, shaped)
+
+    def less(self, index: Tensor, *scores: Tensor) -> Problem:
+        problem = self.problem(*scores)
+        tags = index.reshape(problem.tensors[0].shape[:2])
+        return replace(problem, passes=_LOSS, tensors=(*problem.tensors, tags))
 
     def map(self, *scores: Tensor) -> ChainParts:
         with torch.no_grad():

@@ -37,6 +37,16 @@ def chain_of_many_states(batch, n):
     return chain(batch, n, s=37)
 
 
+def chain_loss(make):
+    def problem(batch, n):
+        scores, index, options = make(batch, n)
+        instances, _, s = scores[0].shape
+        tags = (torch.arange(instances)[:, None] + 3 * torch.arange(n) + 1) % s
+        return scores, (*index, tags), options
+
+    return problem
+
+
 def alignment(batch, n):
     return (randn(batch, n, n + 2),), (lengths(batch, n), lengths(batch, n + 2)), ()
 
@@ -109,6 +119,9 @@ PROBLEMS = {
     "chain-by-step": ("chain", chain_by_step),
     "chain-in-groups": ("chain", chain_in_groups),
     "chain-of-many-states": ("chain", chain_of_many_states),
+    "chain-loss": ("chain_loss", chain_loss(chain)),
+    "chain-loss-by-step": ("chain_loss", chain_loss(chain_by_step)),
+    "chain-loss-in-groups": ("chain_loss", chain_loss(chain_in_groups)),
     "alignment": ("alignment", alignment),
     "gapped": ("gapped", gapped),
     "gapped-by-numbers": ("gapped", gapped_by_numbers),

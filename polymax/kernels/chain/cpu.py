@@ -27,7 +27,7 @@ def chain_inside(unary: Tensor, transition: Tensor, lengths: Tensor, alpha: floa
     if s == 0:
         return value.copy_(torch.where(lengths > 0, -torch.inf, 0.0)), chart
     if batch:
-        steps, stored, distinct, out_steps = _layout(transition)
+        steps, stored, distinct, out_steps = layout(transition)
         unit, count, work = units(batch, n, s, distinct, out_steps)
         x, sizes = unary.contiguous(), lengths.contiguous()
         FLAG.number[0] = 0
@@ -49,7 +49,7 @@ def chain_outside(
     batch, n, s = unary.shape
     if batch == 0 or s == 0:
         return mu, torch.zeros_like(transition, memory_format=torch.contiguous_format)
-    steps, stored, distinct, out_steps = _layout(transition)
+    steps, stored, distinct, out_steps = layout(transition)
     unit, count, work = units(batch, n, s, distinct, out_steps)
     # one sum for each unit of instances that share a transition; in the linear domain units clear their own sums
     shape = transition.shape if unit[1] == 1 else (distinct * unit[1], out_steps, s, s)
@@ -84,8 +84,8 @@ def chain_tangent(
     h = torch.empty_like(unary, memory_format=torch.contiguous_format)
     if batch == 0 or s == 0:
         return value, h, torch.zeros_like(transition, memory_format=torch.contiguous_format)
-    steps, stored, distinct, out_steps = _layout(transition)
-    along, along_stored, _, _ = _layout(d_transition)
+    steps, stored, distinct, out_steps = layout(transition)
+    along, along_stored, _, _ = layout(d_transition)
     unit, count, work = units(batch, n, s, distinct, out_steps)
     sums = transition.new_zeros(transition.shape if unit[1] == 1 else (distinct * unit[1], out_steps, s, s))
     sizes, table, slope, moved = lengths.contiguous(), chart.contiguous(), g.contiguous(), d_unary.contiguous()
@@ -113,7 +113,7 @@ def _with_dims(transition: Tensor) -> Tensor:
     return transition if transition.dim() == 4 else transition.view(1, 1, *transition.shape)
 
 
-def _layout(transition: Tensor) -> tuple[Tensor, tuple[int, int], int, int]:
+def layout(transition: Tensor) -> tuple[Tensor, tuple[int, int], int, int]:
     """Return contiguous transitions, the stored numbers of instances and steps, and the numbers of instances and steps
     given.
 

@@ -21,8 +21,8 @@ from polymax.kernels.local_max.triton_max import smoothing
 
 # the most states whose transitions fit into one tile
 MOST_STATES = 64
-# entries of a tile per thread; fewer for a tangent, which holds twice as many tiles
-ENTRIES, TANGENT_ENTRIES = 16, 8
+# entries of a tile per thread; fewer for a tangent, which holds twice as many tiles, and beside tags, in float64
+ENTRIES, TANGENT_ENTRIES, TAGGED_ENTRIES = 16, 8, 8
 # entries that sums of instances may always take, even if this is more than half the memory of the unary scores
 SMALL_SUMS = 1 << 18
 # BLOCK: entries that a program adds up over the sums
@@ -104,14 +104,16 @@ def stored(transition: Tensor) -> Tensor:
 
 
 @lru_cache(maxsize=512)
-def _inside_plan(shape: Shape) -> Bound:
-    return Bound(walk_up.prepared(**shape.constants(ENTRIES)), (shape.batch,), *shape.numbers)
+def _inside_plan(shape: Shape, tagged: bool) -> Bound:
+    options = {"TAGS": tagged, **shape.constants(TAGGED_ENTRIES if tagged else ENTRIES)}
+    return Bound(walk_up.prepared(**options), (shape.batch,), *shape.numbers)
 
 
 @lru_cache(maxsize=512)
-def _outside_plan(shape: Shape, given: bool) -> Bound:
+def _outside_plan(shape: Shape, given: bool, tagged: bool) -> Bound:
     """Return the launch of the walk down; `given` is True if the value has a slope."""
-    options = {"SUMMED": shape.summed, **shape.constants(ENTRIES)}
+    entries = TAGGED_ENTRIES if tagged else ENTRIES
+    options = {"SUMMED": shape.summed, "TAGS": tagged, **shape.constants(entries)}
     return Bound(walk_down.prepared(**options), (shape.batch,), *shape.numbers, int(given))
 
 
@@ -136,24 +138,44 @@ def _add_plan(total: int, count: int, size: int, at: int, dtype: torch.dtype) ->
     return Bound(_add.prepared(B=BLOCK, K=min(ceil_power(count), TERMS), num_warps=4), grid, count, size, at)
 
 
-def inside(shape: Shape, unary: Tensor, transition: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
-    value, chart = unary.new_empty(shape.batch), unary.new_empty(shape.batch, shape.n, 2, shape.states)
+def inside(
+    shape: Shape, unary: Tensor, transition: Tensor, lengths: Tensor, tags: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """Return the value and the chart; with tags, of unary scores less the scores of these tags, with a chart in
+    float64.
+    """
+    dtype = unary.dtype if tags is None else torch.float64
+    value = unary.new_empty(shape.batch)
+    chart = unary.new_empty(shape.batch, shape.n, 2, shape.states, dtype=dtype)
+    sizes = _whole(lengths)
+    # the scores of the tags, which the walk writes before it begins
+    given = (sizes, chart) if tags is None else (_whole(tags), chart.new_empty(shape.batch, shape.n))
     with on_device(unary):
-        _inside_plan(shape)(unary.contiguous(), stored(transition), _whole(lengths), value, chart)
+        _inside_plan(shape, tags is not None)(unary.contiguous(), stored(transition), sizes, *given, value, chart)
     return value, chart
 
 
 def outside(
-    shape: Shape, transition: Tensor, lengths: Tensor, chart: Tensor, g: Tensor | None, v: Tensor | None = None
+    shape: Shape,
+    transition: Tensor,
+    lengths: Tensor,
+    chart: Tensor,
+    g: Tensor | None,
+    v: Tensor | None = None,
+    tags: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Return the derivative of g v (of v if g is None); NaN for instances whose value v, if given, is NaN."""
+    """Return the derivative of g v (of v if g is None); NaN for instances whose value v, if given, is NaN.
+
+    With tags, v has their score subtracted.
+    """
     batch, n, s = shape[:3]
-    mu, sums = chart.new_empty(batch, n, s), _sums(shape, chart)
-    slope = _slope(v, g)
+    mu, sums = transition.new_empty(batch, n, s), _sums(shape, transition)
+    slope, sizes = _slope(v, g), _whole(lengths)
     with on_device(chart):
-        plan = _outside_plan(shape, g is not None)
-        plan(stored(transition), _whole(lengths), chart.contiguous(), *slope, mu, sums)
-        return mu, _added(shape, sums, chart)
+        plan = _outside_plan(shape, g is not None, tags is not None)
+        known = sizes if tags is None else _whole(tags)
+        plan(stored(transition), sizes, known, chart.contiguous(), *slope, mu, sums)
+        return mu, _added(shape, sums, transition)
 
 
 def tangent(

@@ -52,6 +52,7 @@ def walk_tangent(
     SHARED: tl.constexpr,
     BS: tl.constexpr,
 ):
+    real: tl.constexpr = p_chart.dtype.element_ty
     i_b = tl.program_id(0).to(tl.int64)
     length = tl.load(p_lengths + i_b).to(tl.int32)
     g = load_slope(p_v + i_b, p_g + i_b, given)
@@ -70,7 +71,7 @@ def walk_tangent(
     b_sum = clear(p_dmu, p_sums, i_sum, length, n, s, SUMMED, BS)
     total = tl.zeros([], tl.float64)
     if length > 0:
-        b_w, _ = load_whole(p_w, i_w, s, BS)
+        b_w, _ = load_whole(p_w, i_w, s, BS, real)
         b_dw = _tangents(p_dw, i_d, s, steps, BS)
         b_v = tl.load(p_chart + o_s, mask=m_s, other=float("-inf"))
         b_dv = tl.load(p_du + o_s, mask=m_du, other=0)
@@ -82,7 +83,7 @@ def walk_tangent(
             b_dv = tl.where(b_v > float("-inf"), b_dv - shift, 0)
             tl.store(p_room + (t - 1) * 2 * s + o_s, b_dv, mask=m_s)
             if not SHARED:
-                b_w, _ = load_whole(p_w, i_w + t - 1, s, BS)
+                b_w, _ = load_whole(p_w, i_w + t - 1, s, BS, real)
             if not ONE:
                 b_dw = _tangents(p_dw, i_d + t - 1, s, steps, BS)
             p_row = p_chart + t * 2 * s + o_s
@@ -111,7 +112,7 @@ def walk_tangent(
             b_dv = tl.load(p_room + (t - 1) * 2 * s + o_s, mask=m_s, other=0)
             b_mean = tl.load(p_room + t * 2 * s + s + o_s, mask=m_s, other=0)
             if not SHARED:
-                b_w, _ = load_whole(p_w, i_w + t - 1, s, BS)
+                b_w, _ = load_whole(p_w, i_w + t - 1, s, BS, real)
             if not ONE:
                 b_dw = _tangents(p_dw, i_d + t - 1, s, steps, BS)
             b_p = weights(relative(b_v)[:, None] + b_w, b_theta, ALPHA, KIND)

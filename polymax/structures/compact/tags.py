@@ -57,7 +57,7 @@ class OneEach(Compact):
                 return f"{self.unit} {place}{faults.of(instance)} has {self.part} {came}, not one in [0, {count})"
 
             faults.refuse(self.what, within & (index >= count), explain)
-        return torch.where(within, index, -1)
+        return index if self.structure.lengths is None else torch.where(within, index, -1)
 
     def check_parts(self, y: Parts, *scores: Tensor) -> None:
         count = (tensors(y)[0] != 0).sum(-1)
