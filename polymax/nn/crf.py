@@ -1,7 +1,7 @@
 """The linear-chain conditional random field."""
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple, cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -9,40 +9,15 @@ from torch.nn.utils.rnn import PackedSequence
 
 from polymax import _check, _ragged
 from polymax._ragged import Ragged
-from polymax.backend.widen import wide
 from polymax.distributions.gibbs import Gibbs
 from polymax.hypergraphs.passes import HARD, SHANNON
+from polymax.nn.crf_tokens import Scored, tokens_first
 from polymax.nn.tag_schemes import TagConstraints, scheme_constraints, scheme_of
 from polymax.structures import Chain
 from polymax.structures.compact.choices import used_index
 
 # positions with this tag are left out, as in torch.nn.functional.cross_entropy
 LEFT_OUT = -100
-
-
-class _Scored(NamedTuple):
-    """The scores of a chain with its tokens first, the chain, the mask (B, n) of tokens, and the dtype of results.
-
-    `order` (B, n) is the original position of each token; None if no token has moved.
-    """
-
-    unary: Tensor
-    transition: Tensor
-    chain: Chain
-    kept: Tensor
-    dtype: torch.dtype
-    order: Tensor | None
-
-    def aligned(self, t: Tensor) -> Tensor:
-        """A tensor (B, n, ...) in the order of the tokens."""
-        return t if self.order is None else t.gather(1, _wide_index(self.order, t))
-
-    def restored(self, t: Tensor, empty: float) -> Tensor:
-        """The tensor t (B, n, ...) with each token at its original position, and `empty` at positions left out."""
-        if self.order is None:
-            return t
-        kept = self.kept.reshape(*self.kept.shape, *[1] * (t.dim() - 2))
-        return torch.zeros_like(t).scatter(1, _wide_index(self.order, t), torch.where(kept, t, empty))
 
 
 class CRF(nn.Module):
@@ -143,15 +118,13 @@ class CRF(nn.Module):
             known = torch.where(kept, known, 0)
         scored = self._scored(whole, kept)
         known = scored.aligned(known)
-        gold = self._gold(scored, known)
-        if self._constrained and _check.readable(gold) and bool((gold == -torch.inf).any()):
+        losses = self._losses(scored, known)
+        if self._constrained and _check.readable(losses) and bool((losses == torch.inf).any()):
             self._refuse_forbidden(scored, known)
-        total = scored.chain.logsumexp(scored.unary, scored.transition)
-        losses = torch.where(gold == -torch.inf, torch.inf, total - gold)
         if reduction == "mean":
             losses = losses.mean()
         elif reduction != "none":
-            losses = losses.sum() / (scored.kept.sum() if reduction == "token_mean" else 1)
+            losses = losses.sum() / (scored.lengths.sum() if reduction == "token_mean" else 1)
         return losses.to(scored.dtype)
 
     def decode(self, emissions: Tensor | Ragged, mask: Tensor | None = None) -> list[list[int]]:
@@ -159,7 +132,7 @@ class CRF(nn.Module):
         with torch.no_grad():
             scored = self._scores(emissions, mask)
             tags = used_index(scored.chain.states(HARD, scored.unary, scored.transition)).tolist()
-        return [row[:n] for row, n in zip(tags, scored.kept.sum(1).tolist(), strict=True)]
+        return [row[:n] for row, n in zip(tags, scored.lengths.tolist(), strict=True)]
 
     def best_tags(self, emissions: Tensor | Ragged, mask: Tensor | None = None) -> Tensor:
         """The most probable tags as one tensor shaped like the mask, -1 at positions left out.
@@ -176,7 +149,7 @@ class CRF(nn.Module):
         scored = self._scores(emissions, mask)
         mu = scored.chain.states(SHANNON, scored.unary, scored.transition).to(scored.dtype)
         if _ragged.is_ragged(emissions):
-            return _ragged.like(mu, scored.kept.sum(1), emissions)
+            return _ragged.like(mu, scored.lengths, emissions)
         mu = scored.restored(mu, 0.0)
         return mu if self.batch_first else mu.transpose(0, 1)
 
@@ -197,7 +170,7 @@ class CRF(nn.Module):
         """
         return self._gibbs(self._scores(emissions, mask))
 
-    def _gibbs(self, scored: _Scored) -> Gibbs:
+    def _gibbs(self, scored: Scored) -> Gibbs:
         return Gibbs(scored.chain, (scored.unary, scored.transition), scored.dtype)
 
     def extra_repr(self) -> str:
@@ -208,7 +181,7 @@ class CRF(nn.Module):
     def _constrained(self) -> bool:
         return any(t is not None for t in (self.allowed_transitions, self.allowed_start, self.allowed_end))
 
-    def _scores(self, given: Tensor | Ragged, mask: Tensor | None) -> _Scored:
+    def _scores(self, given: Tensor | Ragged, mask: Tensor | None) -> Scored:
         return self._scored(*self._positions(given, mask))
 
     def _positions(self, given: Tensor | Ragged, mask: Tensor | None) -> tuple[Tensor, Tensor]:
@@ -241,25 +214,12 @@ class CRF(nn.Module):
             )
         return emissions, kept
 
-    def _scored(self, emissions: Tensor, kept: Tensor) -> _Scored:
+    def _scored(self, emissions: Tensor, kept: Tensor) -> Scored:
         """The chain of the tokens of emissions (B, n, s)."""
-        order = None
-        if not _check.readable(kept) or bool((kept[:, 1:] & ~kept[:, :-1]).any()):
-            # the tokens come first, in their order
-            position = torch.arange(kept.shape[1], device=kept.device)
-            order = torch.where(kept, position, position + kept.shape[1]).argsort(1)
-            emissions = emissions.gather(1, _wide_index(order, emissions))
-            kept = kept.gather(1, order)
-        lengths = kept.sum(1)
         start = _only(self.start_transitions, self.allowed_start)
         end = _only(self.end_transitions, self.allowed_end)
         transition = _only(self.transitions, self.allowed_transitions)
-        dtype = torch.promote_types(emissions.dtype, transition.dtype)
-        position = torch.arange(emissions.shape[1], device=emissions.device)[:, None]
-        # the scores of starting and ending belong to the first and the last position
-        unary = wide(emissions.to(dtype)) + torch.where(position == 0, start, 0)
-        unary = unary + torch.where(position == lengths[:, None, None] - 1, end, 0)
-        return _Scored(unary, wide(transition.to(dtype)), Chain(lengths), kept, dtype, order)
+        return tokens_first(emissions, kept, start, transition, end)
 
     def _padded(self, emissions: Tensor | Ragged, mask: Tensor | None) -> tuple[Tensor, Tensor | None]:
         """Emissions as one tensor in the order of this module, and the mask of their lengths."""
@@ -307,28 +267,30 @@ class CRF(nn.Module):
                 )
         return tags
 
-    def _gold(self, scored: _Scored, tags: Tensor) -> Tensor:
-        """log of the sum over sequences that agree with the tags of exp(score), (B,)."""
-        unary, transition, chain, kept, _, _ = scored
+    def _losses(self, scored: Scored, tags: Tensor) -> Tensor:
+        """-log of the probability of the sequences that agree with the tags, (B,); inf if all are forbidden."""
+        unary, transition, chain, lengths = scored[:4]
         if tags.dtype != torch.bool:
             # test for unknown tags only if values can be read without waiting for a device
             if _check.readable(tags) and not bool((tags < 0).any()):
-                return _score(unary, transition, tags, kept)
+                return chain.less(tags, unary, transition).value(SHANNON)
             tags = (tags[..., None] == torch.arange(self.num_tags, device=tags.device)) | (tags < 0)[..., None]
-        return chain.logsumexp(unary.masked_fill(~tags, -torch.inf), transition)
+        # the sums over all sequences and over those that agree, as one batch of twice as many
+        both = torch.cat([unary, unary.masked_fill(~tags, -torch.inf)])
+        total, gold = Chain(lengths.repeat(2)).logsumexp(both, transition).chunk(2)
+        return torch.where(gold == -torch.inf, torch.inf, total - gold)
 
-    def _refuse_forbidden(self, scored: _Scored, tags: Tensor) -> None:
+    def _refuse_forbidden(self, scored: Scored, tags: Tensor) -> None:
         """Raise ValueError for tags that the constraints forbid; emissions of -inf raise no error."""
         with torch.no_grad():
-            free = _only(torch.zeros_like(self.transitions), self.allowed_transitions).double()
+            transition = _only(torch.zeros_like(self.transitions), self.allowed_transitions).double()
             zeros = self._scored(torch.zeros_like(scored.unary), scored.kept)
-            lost = (
-                self._gold(zeros._replace(unary=zeros.unary.double().clamp(max=0), transition=free), tags) == -torch.inf
-            )
+            free = zeros._replace(unary=zeros.unary.double().clamp(max=0), transition=transition)
+            lost = self._losses(free, tags) == torch.inf
         if not bool(lost.any()):
             return
         b = int(lost.nonzero()[0])
-        n, hint = int(scored.kept[b].sum()), "constraints=None allows all moves"
+        n, hint = int(scored.lengths[b]), "constraints=None allows all moves"
         row, where = tags[b, :n], scored.order[b].tolist() if scored.order is not None else list(range(n))
         if tags.dtype == torch.bool or bool((row < 0).any()):
             raise ValueError(f"no tags of instance {b} that agree with `tags` keep the constraints; {hint}")
@@ -348,13 +310,6 @@ class CRF(nn.Module):
         return str(tag) if self.labels is None else self.labels[tag]
 
 
-def _score(unary: Tensor, transition: Tensor, tags: Tensor, kept: Tensor) -> Tensor:
-    """The score of the given sequence of each instance, (B,)."""
-    states = unary.gather(2, tags[..., None])[..., 0]
-    steps = transition[tags[:, :-1], tags[:, 1:]]
-    return torch.where(kept, states, 0).sum(1) + torch.where(kept[:, 1:], steps, 0).sum(1)
-
-
 def _labels(tags: Sequence[str]) -> tuple[str, ...]:
     """The names of tags, checked."""
     if isinstance(tags, str) or not isinstance(tags, Sequence) or not all(isinstance(t, str) for t in tags):
@@ -370,11 +325,6 @@ def _other_order(kept: Tensor) -> bool:
     if kept.shape[0] != kept.shape[1] or not bool((kept[:, 1:] & ~kept[:, :-1]).any()):
         return False
     return bool(kept[0].all()) and not bool((kept[1:] & ~kept[:-1]).any())
-
-
-def _wide_index(order: Tensor, t: Tensor) -> Tensor:
-    """Positions (B, n) as an index of gather along the second dim of t (B, n, ...)."""
-    return order.reshape(*order.shape, *[1] * (t.dim() - 2)).expand(*order.shape, *t.shape[2:])
 
 
 def _only(scores: Tensor, allowed: Tensor | None) -> Tensor:

@@ -37,6 +37,26 @@ def chain_outside(unary: Any, transition: Any, lengths: Any, chart: Any, g: Any,
     return op.CastLike(states, unary), op.CastLike(steps, transition)
 
 
+def token_order(kept: Any) -> tuple[Any, Any]:
+    """The places of the tokens in order, then the others, and the number of tokens."""
+    place = _count(kept, 1)
+    size = op.Shape(kept, start=1, end=2)
+    _, order = op.TopK(op.Where(kept, place, place + size), size, axis=1, largest=0, sorted=1)
+    return order, op.ReduceSum(op.Cast(kept, to=INT), _ints(1), keepdims=0)
+
+
+def tokens_first(x: Any, start: Any, end: Any, order: Any, lengths: Any) -> Any:
+    """The rows of x in order, plus start at the first and end at the last token."""
+    if order is not None:
+        x = op.GatherElements(x, op.Expand(op.Unsqueeze(order, _ints(2)), op.Shape(x)), axis=1)
+    place = op.Unsqueeze(_count(x, 1), _ints(1))
+    last = op.Unsqueeze(lengths, _ints(1, 2)) - _ints(1)
+    none = op.CastLike(0.0, x)
+    for row, at in ((start, _ints(0)), (end, last)):
+        x = x + op.Where(op.Equal(place, at), op.Unsqueeze(row, _ints(1)), none)
+    return x
+
+
 def ctc_search(x: Any, targets: Any, counts: Any, frames: Any, blank: int) -> tuple[Any, Any]:
     """The label of each frame in the best labelling that reads as the targets, -1 for none, and its score."""
     counts, frames = op.Cast(counts, to=INT), op.Cast(frames, to=INT)

@@ -4,12 +4,14 @@ from collections.abc import Callable
 from typing import Any
 
 from polymax.integrations.onnx.rows import capped, threshold
-from polymax.integrations.onnx.sequences import chain_inside, chain_outside, ctc_search
+from polymax.integrations.onnx.sequences import chain_inside, chain_outside, ctc_search, token_order, tokens_first
 from polymax.kernels.capped import capped as capped_operator
 from polymax.kernels.chain import chain_inside as inside_operator
 from polymax.kernels.chain import chain_outside as outside_operator
 from polymax.kernels.ctc import ctc_search as search_operator
 from polymax.kernels.threshold import threshold as threshold_operator
+from polymax.kernels.tokens import token_order as order_operator
+from polymax.kernels.tokens import tokens_first as first_operator
 
 
 def translation_table() -> dict[Callable[..., Any], Callable[..., Any]]:
@@ -36,7 +38,7 @@ def translation_table() -> dict[Callable[..., Any], Callable[..., Any]]:
 
     Example:
         >>> sorted(op.name() for op in translation_table())[-1]
-        'polymax::threshold'
+        'polymax::tokens_first'
     """
     return {
         threshold_operator.op: threshold,
@@ -44,4 +46,6 @@ def translation_table() -> dict[Callable[..., Any], Callable[..., Any]]:
         inside_operator.op: chain_inside,
         outside_operator.op: chain_outside,
         search_operator.op: ctc_search,
+        order_operator.op: token_order,
+        first_operator.op: tokens_first,
     }
