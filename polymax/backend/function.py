@@ -12,7 +12,6 @@ from torch import Tensor
 from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.autograd import Function, forward_ad
-from torch.fx.experimental.symbolic_shapes import statically_known_true
 from torch.utils._python_dispatch import _disable_current_modes
 
 # types of arguments that hold no tensors
@@ -124,7 +123,10 @@ def surely(condition: Any) -> bool:
 
     No guard is added to the graph. A comparison of sizes that the compiler knows has its plain value.
     """
-    return statically_known_true(condition) if torch.compiler.is_compiling() else bool(condition)
+    if not torch.compiler.is_compiling():
+        return bool(condition)
+    # a compiler has loaded the module, whose import takes a third of the time of polymax's own
+    return torch.fx.experimental.symbolic_shapes.statically_known_true(condition)
 
 
 def functional() -> bool:
