@@ -16,6 +16,9 @@ SIGNATURES = {
     "losses/linear.py:linear_entmax_loss": "the fused linear cross-entropy of Liger-Kernel",
     "integrations/transformers/forward.py:attention": "the attention functions of Transformers",
 }
+FILE = 400
+# longer files, which are to be divided
+LONG = {"kernels/sparse_attention/cuda_dense.py"}
 FUNCTIONS = ast.FunctionDef, ast.AsyncFunctionDef
 
 
@@ -52,6 +55,12 @@ def test_functions_are_short():
         lengths[f"{place}:{f.name}:{f.lineno}"] = f.end_lineno - f.lineno + 1 - told
     assert len(lengths) > 1500
     assert not {name: length for name, length in lengths.items() if length > LINES}
+
+
+def test_files_are_short():
+    lengths = {p.relative_to(HOME).as_posix(): len(p.read_text().splitlines()) for p in HOME.rglob("*.py")}
+    assert len(lengths) > 500
+    assert not {place for place, length in lengths.items() if length > FILE} - LONG
 
 
 def test_overviews_are_short():

@@ -7,11 +7,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from polymax import _check
-from polymax.backend.function import autocasts, functional, surely
+from polymax.backend.function import autocasts, surely
 from polymax.kernels.sparse_attention.geometry import allowed
 from polymax.kernels.sparse_attention.options import Options
-from polymax.kernels.sparse_attention.shared_memory import fits
 from polymax.kernels.sparse_attention.short_rows import takes_short_rows
 from polymax.kernels.sparse_decoding.options import Cached
 from polymax.mappings import softmax
@@ -29,6 +27,7 @@ from polymax.nn.attention_checks import (
     score_batch,
 )
 from polymax.nn.attention_mapping import apply_mapping, check_heads, checked_mapping, entmax_alpha, is_softmax
+from polymax.nn.attention_obstacles import obstacle
 from polymax.nn.attention_pattern import Pattern, pattern_of, visible_keys
 from polymax.nn.attention_scores import masked, repeat_heads, scaled_products
 from polymax.nn.attention_values import multiplies_wide, weighted_sum
@@ -124,7 +123,7 @@ class AttentionCall:
 
     def decide(self) -> Decision:
         """Return the route of the call."""
-        reason = self._obstacle()
+        reason = obstacle(self)
         if reason is not None:
             return Decision(Route.SCORES, reason)
         if is_softmax(self.mapping):
@@ -145,124 +144,8 @@ class AttentionCall:
         route = self.decide().route
         return self.over_scores() if route is Route.SCORES else self.fused(route)
 
-    def _obstacle(self) -> str | None:
-        """Return why the call cannot be fused; None if it can."""
-        q, k, v = self.query, self.key, self.value
-        if functional():
-            return "torch.func transforms the call"
-        if not all(isinstance(t, Tensor) and t.dtype in _check.FLOATS for t in (q, k, v)):
-            return "query, key and value are not all floating-point tensors"
-        if is_softmax(self.mapping):
-            return self._softmax_obstacle()
-        alpha = entmax_alpha(self.mapping)
-        if alpha is None:
-            return "the mapping is none of softmax, sparsemax and entmax"
-        if not isinstance(alpha, Tensor):
-            if not 1 < alpha <= 2:
-                return f"alpha is {alpha}, not in (1, 2]"
-        elif _check.readable(alpha) and not bool(((alpha >= 1) & (alpha <= 2)).all()):
-            return "alpha is not in [1, 2] for all heads"
-        return self._shape_obstacle(alpha) or self._device_obstacle()
-
-    def _softmax_obstacle(self) -> str | None:
-        if self.softcap is not None or self.sinks is not None:
-            return "the mapping is softmax with a softcap or sinks, which torch's kernels do not take"
-        if self.dropout_p != 0:
-            return "the mapping is softmax with dropout, of which torch's kernels have no second derivative"
-        if 0 in (*self.query.shape, *self.key.shape, *self.value.shape):
-            return "query, key or value is empty"
-        if isinstance(self.attn_mask, Tensor) and self.attn_mask.dtype not in (torch.bool, self.query.dtype):
-            return "the mapping is softmax with an added mask of another dtype, which torch's kernels would round"
-        return self._shape_obstacle(None)
-
-    def _same_kind(self) -> bool:
-        tensors = (self.query, self.key, self.value)
-        return len({t.dtype for t in tensors}) == 1 and len({t.device for t in tensors}) == 1
-
-    def _shape_obstacle(self, alpha: float | Tensor | None) -> str | None:
-        q, k, v = self.query, self.key, self.value
-        if not self._same_kind():
-            return "query, key and value differ in dtype or device"
-        if k.is_nested or v.is_nested:
-            return "key and value are nested tensors, and query is not"
-        if min(q.dim(), k.dim(), v.dim()) < 2 or not q.dim() == k.dim() == v.dim():
-            return "query, key and value differ in their number of dims"
-        if k.shape[:-1] != v.shape[:-1] or q.shape[-1] != k.shape[-1] or q.shape[:-3] != k.shape[:-3]:
-            return "query, key and value broadcast"
-        heads, key_heads = (t.shape[-3] if t.dim() > 2 else 1 for t in (q, k))
-        if heads != key_heads and (not self.enable_gqa or key_heads == 0 or heads % key_heads):
-            return "the heads of key do not divide those of query"
-        if isinstance(alpha, Tensor) and alpha.shape not in ((heads, 1, 1), (1,), (), (1, 1, 1)):
-            return f"alpha has the shape {tuple(alpha.shape)}, not a number for each head"
-        if self.scale is not None:
-            if isinstance(self.scale, Tensor):
-                return "scale is a tensor"
-            if not self.scale > 0:
-                return "scale is not positive"
-        mask = self.attn_mask
-        if mask is not None:
-            if not isinstance(mask, Tensor) or mask.dtype not in (torch.bool, *_check.FLOATS):
-                return "attn_mask is neither bool nor floating-point"
-            shape = (*q.shape[:-1], k.shape[-2])
-            pairs = zip(reversed(mask.shape), reversed(shape), strict=False)
-            if mask.dim() > len(shape) or any(m not in (1, n) for m, n in pairs):
-                return "attn_mask does not broadcast to the scores"
-        return None
-
-    def _device_obstacle(self) -> str | None:
-        q, k, v = self.query, self.key, self.value
-        if not 0 <= self.dropout_p < 1:
-            return "dropout_p is not in [0, 1)"
-        if q.device.type == "cpu":
-            if surely(k.shape[-2] < fused_attention.CPU_KEYS):
-                return f"there are fewer than {fused_attention.CPU_KEYS} keys, and the matrix of scores is small"
-            return None
-        if q.device.type != "cuda":
-            return f"there is no kernel for {q.device.type}"
-        if q.dtype == torch.float64:
-            return "float64 has no kernel on CUDA"
-        if _few_digits(entmax_alpha(self.mapping)):
-            return f"alpha is below {fused_attention.LEAST_ALPHA}, where powers in float32 have few digits left"
-        channels = max(q.shape[-1], v.shape[-1])
-        if channels > 256:
-            return "heads have more than 256 channels"
-        least = fused_attention.CUDA_QUERIES
-        if surely(q.shape[-2] < least):
-            if self._decodes():
-                return None
-            return f"there are fewer than {least} queries, which have no gradient, dropout, or more than 64 rows"
-        if not fits(q.dtype, channels, q.device):
-            return f"{q.dtype} heads of {channels} channels need more shared memory than the GPU has"
-        return None
-
     def _has_few_queries(self) -> bool:
         return self.query.is_cuda and surely(self.query.shape[-2] < fused_attention.CUDA_QUERIES)
-
-    def _decodes(self) -> bool:
-        """True if the kernel for a few queries over a cache takes the call: no gradient and no dropout."""
-        q, k = self.query, self.key
-        heads, key_heads = (t.shape[-3] if t.dim() > 2 else 1 for t in (q, k))
-        if q.is_cuda and heads // max(key_heads, 1) * q.shape[-2] > fused_attention.DECODED_ROWS:
-            return False
-        alpha = entmax_alpha(self.mapping)
-        inputs = [q, k, self.value, self.attn_mask, self.sinks, alpha if isinstance(alpha, Tensor) else None]
-        recorded = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in inputs)
-        return not recorded and self.dropout_p == 0
-
-    def obstacle_over_pages(self) -> str | None:
-        """Return why the kernel for a few queries does not take a call whose keys are pages; None if it does."""
-        alpha = entmax_alpha(self.mapping)
-        if functional() or (self.query.dtype == torch.float64 and self.query.is_cuda):
-            return "torch.func transforms the call, or it is one of float64"
-        if self.query.is_cuda and _few_digits(alpha):
-            return f"alpha is below {fused_attention.LEAST_ALPHA}, where powers in float32 have few digits left"
-        if alpha is None or (not isinstance(alpha, Tensor) and not 1 < alpha <= 2):
-            return "the mapping is neither sparsemax nor entmax with alpha in (1, 2]"
-        if isinstance(self.scale, Tensor) or (self.scale is not None and not self.scale > 0):
-            return "scale is a tensor, or not positive"
-        if not self._same_kind() or max(self.query.shape[-1], self.value.shape[-1]) > 256:
-            return "query, key and value differ in dtype or device, or have more than 256 channels"
-        return None if self._decodes() else "a gradient is asked for, or there are more than 64 rows"
 
     def fused(self, route: Route) -> Tensor:
         """Return the context by a kernel."""
@@ -377,8 +260,3 @@ def _mask_four_dims(mask: Tensor, dims: int, batch: torch.Size) -> Tensor:
     if all(size == 1 for size in mask.shape[:-3]):
         return mask.flatten(0, -4)
     return mask.expand(*batch, *mask.shape[-3:]).flatten(0, -4)
-
-
-def _few_digits(alpha: float | Tensor | None) -> bool:
-    """True if alpha is a number so close to 1 that the CUDA kernels, which compute in float32, are not exact."""
-    return isinstance(alpha, float) and 1 < alpha < fused_attention.LEAST_ALPHA

@@ -12,6 +12,7 @@ from polymax.nn.attention import scaled_dot_product_attention
 from polymax.nn.attention_bias import distance_bias, with_bias
 from polymax.nn.attention_call import AttentionCall
 from polymax.nn.attention_mapping import Mapping, checked_mapping
+from polymax.nn.attention_obstacles import obstacle_over_pages
 from polymax.nn.fused_attention import decoded_heads
 from polymax.nn.key_value_cache import KeyValueCache, KeyValuePages
 from polymax.nn.length_scaling import LengthScaling
@@ -110,7 +111,7 @@ def _over_pages(
     inner = {"mapping": mapping.mapping} if isinstance(mapping, LengthScaling) else {}
     call = AttentionCall(query, cache.keys, cache.values, is_causal=is_causal, window=window, **{**told, **inner})
     cached = call.cached(cache.keys)._replace(boxes=cache.boxes, table=table, lengths=lengths)
-    if all(t is None for t in extra) and call.obstacle_over_pages() is None:
+    if all(t is None for t in extra) and obstacle_over_pages(call) is None:
         q = call.query
         if isinstance(mapping, LengthScaling):
             low, high = call.pattern.bounds(places, lengths.long()[:, None])
