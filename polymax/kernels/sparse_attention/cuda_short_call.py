@@ -5,7 +5,8 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 
 from polymax.backend.triton_launch import Bound
-from polymax.kernels.sparse_attention.cuda_dense import dense_contexts, dense_heads, dense_thresholds
+from polymax.kernels.sparse_attention.cuda_dense import dense_heads
+from polymax.kernels.sparse_attention.cuda_dense_rows import dense_contexts, dense_thresholds
 from polymax.kernels.sparse_attention.cuda_short_rows import short_contexts
 from polymax.kernels.sparse_attention.cuda_short_slopes import short_key_gradients, short_query_gradients
 
@@ -19,7 +20,7 @@ LAUNCH = {
     "query_gradients": ((64, 64, 4, 3, 168), (128, 64, 8, 3, 0), (64, 64, 8, 2, 0)),
     "key_gradients": ((64, 64, 4, 2, 0), (64, 64, 4, 2, 0), (64, 64, 4, 2, 0)),
     # of dense heads, which float32 has not
-    "dense_thresholds": ((64, 64, 4, 3, 128), (128, 64, 8, 3, 128)),
+    "dense_thresholds": ((64, 64, 4, 3, 128), (64, 64, 4, 3, 128)),
     "dense_contexts": ((128, 64, 8, 3, 0), (128, 64, 8, 3, 0)),
     "dense_query_gradients": ((64, 64, 4, 3, 168), (128, 64, 8, 3, 0)),
     "dense_key_gradients": ((64, 64, 4, 3, 0), (64, 64, 4, 2, 0)),
