@@ -23,7 +23,7 @@ LAUNCH = {
     "dense_thresholds": ((64, 64, 4, 3, 128), (64, 64, 4, 3, 128)),
     "dense_contexts": ((128, 64, 8, 3, 0), (128, 64, 8, 3, 0)),
     "dense_query_gradients": ((64, 64, 4, 3, 168), (128, 64, 8, 3, 0)),
-    "dense_key_gradients": ((64, 64, 4, 3, 0), (64, 64, 4, 2, 0)),
+    "dense_key_gradients": ((64, 64, 4, 2, 168), (64, 64, 4, 2, 0)),
 }
 # keys that are sampled to find dense heads
 SAMPLED_KEYS = 128
