@@ -12,7 +12,7 @@ from polymax.distributions.words import WordDistribution
 from polymax.losses import sharded
 from polymax.losses.linear_operator import WordHead, smoothed_max, total_loss
 from polymax.losses.linear_reference import WordPenalty, checked_reference, relative_max
-from polymax.losses.linear_targets import Weighting, check_target, of_target
+from polymax.losses.linear_targets import WeightedParts, Weighting, check_target, of_target
 from polymax.losses.simplex import check_normalizer, with_penalty
 from polymax.sharding.placements import any_sharded
 
@@ -123,18 +123,17 @@ def linear_entmax_loss(
     head = WordHead(matrix, bias, alpha, cap, reference=reference)
     flat = rows.reshape(-1, rows.shape[-1])
     kept = hidden.dtype if dtype is None else dtype
-    if not _check.readable(parts.counted) or not bool(parts.counted.all()):
+    if reference is not None:
         # rows that are left out may hold any values, and have no gradient
         flat = torch.where(parts.counted.unsqueeze(-1), flat, 0)
     if _at_once(head, flat, reduction, bool(z_loss or return_normalizer)):
-        unit = 1 / parts.size if reduction == "mean" else torch.ones_like(parts.size)
-        slopes = [unit * t for t in (parts.of_value, parts.of_chosen, parts.of_mean)]
-        total = total_loss(flat, head, parts.named, parts.spread, slopes)
-        return (total + unit * parts.constant.sum()).to(kept)
+        return _total(flat, head, parts, reduction == "mean").to(kept)
     row = (smoothed_max if reference is None else relative_max)(flat, head, parts.named, parts.spread)
-    losses = parts.of_value * row.value + (parts.of_chosen * row.chosen).sum(-1) + parts.of_mean * row.mean
+    losses = parts.of_value * row.value + (parts.of_chosen * row.chosen).sum(-1)
+    for part in (None if parts.spread is None else parts.of_mean * row.mean, parts.constant):
+        losses = losses if part is None else losses + part
     # a row of -inf that is left out must not leave a NaN
-    losses = torch.where(parts.counted, losses + parts.constant, 0)
+    losses = torch.where(parts.counted, losses, 0)
     batch = hidden.shape[:-1]
     if reduction == "mean":
         loss = losses.sum() / parts.size
@@ -155,6 +154,19 @@ def _at_once(head: WordHead, hidden: Tensor, reduction: str, by_rows: bool) -> b
     # float16 loses small gradients that the factor of a scaled loss would keep
     narrow = hidden.dtype == torch.float16
     return derived and not narrow and not isinstance(head.alpha, Tensor) and hidden.numel() > 0
+
+
+def _total(hidden: Tensor, head: WordHead, parts: WeightedParts, mean: bool) -> Tensor:
+    """The sum or the mean over rows, whose gradients are computed with it."""
+    # no tensor may be given twice to a function that is compiled
+    slopes = [parts.of_value, parts.of_chosen, parts.of_mean.detach()]
+    constant = None if parts.constant is None else parts.constant.sum()
+    if mean:
+        slopes[:2] = (t / parts.size for t in slopes[:2])
+        slopes[2] = slopes[2] if parts.spread is None else slopes[2] / parts.size
+        constant = None if constant is None else constant / parts.size
+    total = total_loss(hidden, head, parts.named, parts.spread, slopes)
+    return total if constant is None else total + constant
 
 
 def linear_cross_entropy(

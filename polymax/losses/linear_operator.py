@@ -85,10 +85,10 @@ def total_loss(
 
 def dense(hidden: Tensor, head: WordHead, named: Tensor | None, spread: Tensor | None) -> Row:
     """The parts from the matrix of all scores, in operations that torch can differentiate."""
-    x = logits(hidden, head.weight, head.bias, head.softcap, head.scale)
-    counted = torch.ones_like(x[..., 0], dtype=torch.bool) if named is None else (named >= 0).any(-1)
+    counted = torch.ones_like(hidden[..., 0], dtype=torch.bool) if named is None else (named >= 0).any(-1)
     # rows that do not count may hold anything, and have no gradient
-    x = torch.where(counted.unsqueeze(-1), x, 0)
+    hidden = torch.where(counted.unsqueeze(-1), hidden, 0)
+    x = torch.where(counted.unsqueeze(-1), logits(hidden, head.weight, head.bias, head.softcap, head.scale), 0)
     top = shift(x.detach())
     z = x - top.unsqueeze(-1)
     value = torch.where(counted, head.regularizer.max(z), 0)
@@ -175,8 +175,8 @@ class LinearTotal(Function):
             of_value, of_chosen, of_mean, hidden, weight, bias, named, spread, alpha, None, softcap, scale,
             bool(wanted & 1), bool(wanted & 2),
         )  # fmt: skip
-        rows = of_value * value + (of_chosen * chosen).sum(-1) + of_mean * mean
-        return rows.sum(), value, chosen, mean, *found
+        rows = of_value * value + (of_chosen * chosen).sum(-1)
+        return (rows if spread is None else rows + of_mean * mean).sum(), value, chosen, mean, *found
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: tuple[Tensor, ...]) -> None:

@@ -43,9 +43,8 @@ class WordPenalty(NamedTuple):
         return relative_terms(q, self.reference.to(q.dtype).expand(q.shape), self.alpha).sum(-1)
 
     def of_words(self, y: Tensor, spread: Tensor | None, like: Tensor) -> tuple[Tensor, Tensor | float]:
-        """The penalties of words y (n,), and their means over all words by `spread`; 0 without a reference."""
-        if self.reference is None:
-            return torch.zeros_like(like), 0.0
+        """The penalties of words y (n,), and their means over all words by `spread`, relative to a reference."""
+        assert self.reference is not None
         ones = torch.ones_like(like)
         of_y = self._at(y.unsqueeze(1), ones.unsqueeze(1)).squeeze(1)
         if spread is None:

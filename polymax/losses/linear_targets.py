@@ -17,8 +17,9 @@ ROOM = {torch.float64: 1e-6, torch.float32: 1e-4, torch.bfloat16: 3e-2, torch.fl
 class WeightedParts(NamedTuple):
     """The loss of each row as a sum: of_value value + <of_chosen, chosen> + of_mean mean + constant.
 
-    `named` are the words whose scores are chosen, `spread` the weights of the mean, `counted` the rows that count, and
-    `size` the denominator of the mean over rows.
+    `named` are the words whose scores are chosen; a number below 0 stands for no word. `spread` are the weights of the
+    mean, which is 0 without them, `counted` the rows that count, and `size` the denominator of the mean over rows. The
+    first product of a GPU waits for all that is launched before it, so that a constant of 0 is None.
 
     Shapes: of_value, of_mean, constant and counted (n,); of_chosen and named (n, k); spread (words,) or (n, words)
     """
@@ -26,7 +27,7 @@ class WeightedParts(NamedTuple):
     of_value: Tensor
     of_chosen: Tensor
     of_mean: Tensor
-    constant: Tensor
+    constant: Tensor | None
     named: Tensor | None
     spread: Tensor | None
     counted: Tensor
@@ -132,7 +133,8 @@ def _of_words(
     each = valid.to(real)
     if classes is not None:
         each = torch.where(valid, classes[torch.where(valid, y, 0)], 0)
-    of_value, of_mean, share = each, torch.zeros_like(each), weighting.label_smoothing
+    of_value = of_mean = each
+    share, constant = weighting.label_smoothing, None
     spread: Tensor | None = None
     if share:
         # the mean over classes of their losses
@@ -140,9 +142,11 @@ def _of_words(
         of_value = (1 - share) * each + torch.where(valid, share * spread.sum(), 0)
         of_mean = -share * valid.to(real)
     of_chosen = ((share - 1) * each).unsqueeze(1)
-    named = torch.where(valid, y, -1).unsqueeze(1)
-    of_y, of_others = penalty.of_words(torch.where(valid, y, 0), spread, each)
-    constant = torch.where(each == 0, 0, (1 - share) * each * of_y) + torch.where(valid, share * of_others, 0)
+    # any number below 0 stands for no word
+    named = (y if weighting.ignore_index < 0 else torch.where(valid, y, -1)).unsqueeze(1)
+    if penalty.reference is not None:
+        of_y, of_others = penalty.of_words(torch.where(valid, y, 0), spread, each)
+        constant = torch.where(each == 0, 0, (1 - share) * each * of_y) + torch.where(valid, share * of_others, 0)
     return WeightedParts(of_value, of_chosen, of_mean, constant, named, spread, valid, each.sum())
 
 

@@ -17,9 +17,9 @@ tau)_+ ^ (1 / (alpha - 1)), or exp(x - top - tau) at alpha = 1. `slope` is the d
 weight and bias: logits of FLAT rows are computed once, and kept in the memory that the gradient of weight fills later.
 `linear_loss_scale` multiplies these gradients by a number, and does nothing if it is 1.
 
-Shapes: hidden (n, d); weight (words, d); bias (words,); named (n, k), -1 for no word; spread (words,) or (n, words);
-value, mean, moment, top, tau, slope, count (n,); chosen (n, k); ids and probs (n, capacity). A row whose named words
-are all -1 does not count.
+Shapes: hidden (n, d); weight (words, d); bias (words,); named (n, k), below 0 for no word; spread (words,) or
+(n, words); value, mean, moment, top, tau, slope, count (n,); chosen (n, k); ids and probs (n, capacity). A row whose
+named words are all below 0 does not count.
 """
 
 from typing import Any

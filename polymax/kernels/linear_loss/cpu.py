@@ -17,7 +17,7 @@ from polymax.kernels.linear_loss.gradients import gradients, list_entries
 from polymax.kernels.linear_loss.kept import value_and_gradients
 from polymax.kernels.linear_loss.numba_exponentials import add_exponentials
 from polymax.kernels.linear_loss.numba_lists import add_columns, add_rows, scan_rows
-from polymax.kernels.linear_loss.passes import value_and_lists
+from polymax.kernels.linear_loss.passes import finish_in_torch, value_and_lists
 from polymax.kernels.linear_loss.reference import first_moment
 from polymax.kernels.linear_loss.steps import Cap, Exponentials, FlatRows, Lists, RowKeeping, Steps, pieces
 from polymax.kernels.threshold import TSALLIS, threshold
@@ -123,9 +123,9 @@ def row_sums(words: Tensor, coefs: Tensor, sizes: Tensor, weight: Tensor) -> Ten
 
 
 def column_sums(
-    starts: Tensor, order: Tensor, coefs: Tensor, hidden: Tensor, dw: Tensor, db: Tensor, added: bool
+    starts: Tensor, order: Tensor, coefs: Tensor, longest: int, hidden: Tensor, dw: Tensor, db: Tensor, added: bool
 ) -> None:
-    rows, coefs = (order // max(coefs.shape[1], 1)).to(torch.int32), coefs.flatten()[order]
+    rows, coefs = (order // max(longest, 1)).to(torch.int32), coefs[:, :longest].flatten()[order]
     if not added:
         dw.zero_()
     arrays = memory(rows), memory(coefs), memory(wide(hidden).contiguous())
@@ -144,11 +144,13 @@ STEPS = Steps(
     entries=2**20,
     flat=2**19,
     half=False,
+    ahead=False,
     keeping=RowKeeping(entries=2**24, near=2**19, solve=solve_kept, slopes=kept_slopes),
     product=product,
     add_product=add_product,
     pick=pick_in_torch,
     scan=scan,
+    finish=finish_in_torch,
     accumulate=accumulate,
     solve=solve_in_torch,
     slopes=slopes_in_torch,

@@ -7,14 +7,17 @@ from torch import Tensor
 from polymax.backend.triton_math import ceil_power, on_device
 from polymax.backend.widen import wide
 from polymax.kernels.linear_loss.cuda_flat import flat_slopes, solve_rows
-from polymax.kernels.linear_loss.cuda_kept import slope_columns, solve_columns
-from polymax.kernels.linear_loss.cuda_lists import add_columns, add_rows, write_entries
+from polymax.kernels.linear_loss.cuda_kept import name_columns, pick_columns, slope_columns, solve_columns
+from polymax.kernels.linear_loss.cuda_lists import add_columns, add_rows, finish_lists, write_entries
+from polymax.kernels.linear_loss.cuda_power import power_of
 from polymax.kernels.linear_loss.cuda_sample import guess_rows, refer_rows
 from polymax.kernels.linear_loss.cuda_scale import scale_numbers
 from polymax.kernels.linear_loss.cuda_scan import add_exponentials, keep_rows, pick_words, scan_rows, settle_rows
 from polymax.kernels.linear_loss.flat import (
     accumulate_in_torch,
     crowded_in_torch,
+    name_columns_in_torch,
+    pick_columns_in_torch,
     pick_in_torch,
     refer_in_torch,
     scores_in_torch,
@@ -25,9 +28,19 @@ from polymax.kernels.linear_loss.flat import (
 )
 from polymax.kernels.linear_loss.gradients import gradients, list_entries
 from polymax.kernels.linear_loss.kept import value_and_gradients
-from polymax.kernels.linear_loss.passes import value_and_lists
+from polymax.kernels.linear_loss.passes import finish_in_torch, value_and_lists
 from polymax.kernels.linear_loss.problem import Grads, LossProblem, Saved
-from polymax.kernels.linear_loss.steps import Cap, ColumnKeeping, Exponentials, FlatRows, KeptLogits, Lists, Steps
+from polymax.kernels.linear_loss.steps import (
+    Cap,
+    ColumnKeeping,
+    Exponentials,
+    FlatRows,
+    KeptLogits,
+    Listed,
+    Lists,
+    Named,
+    Steps,
+)
 
 # from 2.8 on torch multiplies half precision into float32; before, wider copies of a block are multiplied
 MIXED = hasattr(torch.ops.aten.mm, "dtype")
@@ -37,8 +50,6 @@ WIDTH, WARPS = 512, 1
 # PART: entries of a list whose rows are gathered at once
 # CHANNELS: channels of a program
 PART, CHANNELS = 4, 1024
-# largest power that is computed by products
-INTEGERS = 8
 # logits of a step over whole rows
 CHUNK = 8192
 # logits of a step over a row in blocks
@@ -120,9 +131,23 @@ def scan(x: Tensor, bias: Tensor | None, first: int, lists: Lists, alpha: float,
         num_warps=WARPS,
     )  # fmt: skip
     settle_rows[(rows,)](
-        x, given, *lists, first, words, alpha - 1, softcap, size, R=_power(alpha), BK=ceil_power(size), **flags,
+        x, given, *lists, first, words, alpha - 1, softcap, size, R=power_of(alpha), BK=ceil_power(size), **flags,
         num_warps=1,
     )  # fmt: skip
+
+
+def finish(lists: Lists, counted: Tensor, problem: LossProblem) -> Listed:
+    count, _, values, top, _ = lists
+    if problem.sloped or values.dtype == torch.float64:
+        return finish_in_torch(lists, counted, problem)
+    rows, size = values.shape
+    value, tau, slope = torch.empty_like(top), torch.empty_like(top), torch.zeros_like(top)
+    probs, extent = torch.empty_like(values), torch.zeros(2, dtype=torch.int32, device=top.device)
+    finish_lists[(rows,)](
+        count, values, top, counted, value, tau, probs, extent, size, problem.alpha, R=power_of(problem.alpha),
+        BK=ceil_power(size), num_warps=1,
+    )  # fmt: skip
+    return Listed(value, top, tau, slope, probs, count, extent)
 
 
 def accumulate(x: Tensor, bias: Tensor | None, sums: Exponentials, cap: Cap) -> None:
@@ -161,7 +186,7 @@ def solve(
     top, value, tau = (torch.empty(rows, dtype=x.dtype, device=x.device) for _ in range(3))
     part = min(CHUNK, ceil_power(words))
     solve_rows[(rows,)](
-        x, top if bias is None else bias, top, value, tau, words, alpha, cap.softcap, R=_power(alpha),
+        x, top if bias is None else bias, top, value, tau, words, alpha, cap.softcap, R=power_of(alpha),
         BIAS=bias is not None, CAP=cap.softcap > 0, BN=part, num_warps=16 if part > BLOCK else 8,
     )  # fmt: skip
     return top, value, tau, torch.zeros_like(value)
@@ -170,7 +195,7 @@ def solve(
 def refer(hidden: Tensor, weight: Tensor, bias: Tensor | None, named: Tensor | None) -> tuple[Tensor, Tensor]:
     every = max(len(weight) // REFERRED, 1)
     # a count of words that fills the tiles of a product
-    x = product(hidden, weight[::every][:REFERRED].contiguous())
+    x = product(hidden, weight[::every][:REFERRED])
     if x.dtype == torch.float64:
         return refer_in_torch(x, every, hidden, weight, bias, named)
     n, count = x.shape
@@ -198,7 +223,7 @@ def solve_kept(kept: KeptLogits, alpha: float, cap: Cap) -> tuple[Tensor, Tensor
     solve_columns[(triton.cdiv(n, COLUMNS),)](
         x, reference, reference if bias is None else bias, top, value, tau, words, n, x.stride(0), SAMPLE, near,
         alpha, *cap,
-        R=_power(alpha), BIAS=bias is not None, CAP=cap.softcap > 0, BW=min(SOLVED, ceil_power(words)), BN=COLUMNS,
+        R=power_of(alpha), BIAS=bias is not None, CAP=cap.softcap > 0, BW=min(SOLVED, ceil_power(words)), BN=COLUMNS,
         STAGES=STAGES, num_warps=16,
     )  # fmt: skip
     return top, value, tau
@@ -215,8 +240,37 @@ def kept_slopes(kept: KeptLogits, spread: Tensor | None, rows: FlatRows, alpha: 
     slope_columns[(triton.cdiv(words, SLOPES[0]), triton.cdiv(n, SLOPES[1]))](
         x, reference, reference if bias is None else bias, x if spread is None else spread, *rows[:4], words, n,
         x.stride(0), 0 if spread is None or spread.dim() == 1 else spread.stride(0), alpha - 1, *cap,
-        R=_power(alpha), BIAS=bias is not None, SPREAD=spread is not None, CAP=cap.softcap > 0, BW=SLOPES[0],
+        R=power_of(alpha), BIAS=bias is not None, SPREAD=spread is not None, CAP=cap.softcap > 0, BW=SLOPES[0],
         BN=SLOPES[1], num_warps=4,
+    )  # fmt: skip
+
+
+def pick_kept(kept: KeptLogits, named: Tensor, cap: Cap) -> Tensor:
+    x, reference, bias = kept
+    if x.dtype == torch.float64:
+        return pick_columns_in_torch(kept, named, cap)
+    n, k = named.shape
+    chosen = reference.new_empty(n, k)
+    pick_columns[(n,)](
+        x, reference, reference if bias is None else bias, named.contiguous(), chosen, x.stride(0), k, *cap,
+        BIAS=bias is not None, CAP=cap.softcap > 0, BK=ceil_power(k), num_warps=1,
+    )  # fmt: skip
+    return chosen
+
+
+def name_kept(kept: KeptLogits, spread: Tensor | None, rows: FlatRows, named: Named, alpha: float, cap: Cap) -> None:
+    x = kept.x
+    if not 1 <= alpha <= 2 or x.dtype == torch.float64:
+        name_columns_in_torch(kept, spread, rows, named, alpha, cap)
+        return
+    n, k = named.words.shape
+    if spread is not None and spread.stride(-1) != 1:
+        spread = spread.contiguous()
+    name_columns[(n,)](
+        x, x if spread is None else spread, named.words.contiguous(), named.scores, *rows[:4],
+        named.slope.contiguous(), x.stride(0), 0 if spread is None or spread.dim() == 1 else spread.stride(0), k,
+        alpha - 1, *cap,
+        R=power_of(alpha), SPREAD=spread is not None, CAP=cap.softcap > 0, BK=ceil_power(k), num_warps=1,
     )  # fmt: skip
 
 
@@ -235,7 +289,7 @@ def slopes(
         x, top if bias is None else bias, x if spread is None else spread, top, tau, of_value, of_mean,
         of_value if of_moment is None else of_moment, out,
         words, 0 if spread is None or spread.dim() == 1 else spread.stride(0), alpha - 1, *cap,
-        R=_power(alpha), BIAS=bias is not None, SPREAD=spread is not None, CAP=cap.softcap > 0,
+        R=power_of(alpha), BIAS=bias is not None, SPREAD=spread is not None, CAP=cap.softcap > 0,
         MOMENT=of_moment is not None, BN=width,
     )  # fmt: skip
     return out
@@ -266,11 +320,11 @@ def crowded(x: Tensor, problem: LossProblem, size: int) -> Tensor:
     guess_rows[(n,)](
         x, some, x if bias is None else bias, hidden, weight, x if named is None else named, found[0], found[1],
         count, len(weight) / count, hidden.shape[1], hidden.stride(0), weight.stride(0),
-        0 if named is None else named.stride(0), k, alpha - 1, problem.softcap, problem.scale, size, R=_power(alpha),
+        0 if named is None else named.stride(0), k, alpha - 1, problem.softcap, problem.scale, size, R=power_of(alpha),
         BIAS=bias is not None, CAP=problem.softcap > 0, NAMED=named is not None, BK=ceil_power(count),
         BA=ceil_power(max(k, 1)), BD=1024, num_warps=4,
     )  # fmt: skip
-    return found.sum(1)
+    return found
 
 
 def listed_entries(
@@ -293,24 +347,16 @@ def listed_entries(
 
 
 def column_sums(
-    starts: Tensor, order: Tensor, coefs: Tensor, hidden: Tensor, dw: Tensor, db: Tensor, added: bool
+    starts: Tensor, order: Tensor, coefs: Tensor, longest: int, hidden: Tensor, dw: Tensor, db: Tensor, added: bool
 ) -> None:
     words, d = dw.shape
     hidden = hidden if hidden.stride(-1) == 1 else hidden.contiguous()
     if words and d:
         width = min(CHANNELS, ceil_power(d))
         add_columns[(words, triton.cdiv(d, width))](
-            starts, order, coefs.contiguous(), hidden, dw, db, max(coefs.shape[1], 1), hidden.stride(0), d,
+            starts, order, coefs.contiguous(), hidden, dw, db, max(longest, 1), coefs.shape[1], hidden.stride(0), d,
             ADDED=added, BR=PART, BD=width,
         )  # fmt: skip
-
-
-def _power(alpha: float) -> int:
-    """Return 1 / (alpha - 1) if it is a small integer, -1 for the exponential function, 0 for any other power."""
-    if alpha <= 1:
-        return -1 if alpha == 1 else 0
-    power = round(1 / (alpha - 1))
-    return power if power <= INTEGERS and abs(power * (alpha - 1) - 1) < 1e-12 else 0
 
 
 STEPS = Steps(
@@ -318,11 +364,15 @@ STEPS = Steps(
     entries=2**25,
     flat=2**24,
     half=True,
-    keeping=ColumnKeeping(words=4096, refer=refer, solve=solve_kept, slopes=kept_slopes),
+    ahead=True,
+    keeping=ColumnKeeping(
+        words=4096, refer=refer, solve=solve_kept, pick=pick_kept, slopes=kept_slopes, name=name_kept
+    ),
     product=product,
     add_product=add_product,
     pick=pick,
     scan=scan,
+    finish=finish,
     accumulate=accumulate,
     solve=solve,
     slopes=slopes,

@@ -3,7 +3,7 @@
 import triton
 import triton.language as tl
 
-from polymax.kernels.linear_loss.cuda_power import load_scores, newton_step, powers
+from polymax.kernels.linear_loss.cuda_power import load_scores, newton_step, powers, slopes_of_logits, weights_of
 
 
 @triton.jit
@@ -106,12 +106,7 @@ def flat_slopes(
     m_n = o_n < words
     b_x = scale * load_scores(p_x + i_r * words, p_bias, o_n, words, softcap, BIAS, CAP)
     b_z = b_x - tl.load(p_top + i_r)
-    b_tau = tl.load(p_tau + i_r)
-    if R == -1:
-        b_p = tl.exp(b_z - b_tau)
-    else:
-        _, b_p = powers(tl.maximum(a * b_z - b_tau, 0.0), 1 / a, R)
-        b_p = tl.where(b_tau == b_tau, b_p, float("nan"))
+    b_p = weights_of(b_z, tl.load(p_tau + i_r), a, R)
     b_v = tl.load(p_value + i_r)
     if MOMENT:
         b_dx = b_p * (b_v + tl.load(p_moment + i_r) * tl.maximum(b_z, -1e30))
@@ -120,8 +115,5 @@ def flat_slopes(
     if SPREAD:
         b_s = tl.load(p_spread + i_r * spread_stride + o_n, mask=m_n, other=0.0).to(b_dx.dtype)
         b_dx += tl.load(p_mean + i_r) * b_s
-    b_dx *= scale
-    if CAP:
-        b_c = b_x / (scale * softcap)
-        b_dx *= 1 - b_c * b_c
+    b_dx = slopes_of_logits(b_dx, b_x, softcap, scale, CAP)
     tl.store(p_out + i_r * words + o_n, b_dx.to(p_out.dtype.element_ty), mask=m_n)

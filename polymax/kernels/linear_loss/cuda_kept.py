@@ -3,7 +3,7 @@
 import triton
 import triton.language as tl
 
-from polymax.kernels.linear_loss.cuda_power import capped_scores, newton_step, powers
+from polymax.kernels.linear_loss.cuda_power import capped_scores, newton_step, powers, slopes_of_logits, weights_of
 
 
 @triton.jit
@@ -128,21 +128,54 @@ def slope_columns(
     m_n = o_n < n
     b_x = kept_scores(p_x, p_reference, p_bias, o_w, o_n, words, n, stride, softcap, scale, BIAS, CAP)
     b_z = b_x - tl.load(p_top + o_n, mask=m_n, other=0.0)[None, :]
-    b_tau = tl.load(p_tau + o_n, mask=m_n, other=0.0)[None, :]
-    if R == -1:
-        b_p = tl.exp(b_z - b_tau)
-    else:
-        _, b_p = powers(tl.maximum(a * b_z - b_tau, 0.0), 1 / a, R)
-        b_p = tl.where(b_tau == b_tau, b_p, float("nan"))
+    b_p = weights_of(b_z, tl.load(p_tau + o_n, mask=m_n, other=0.0)[None, :], a, R)
     b_dx = b_p * tl.load(p_value + o_n, mask=m_n, other=0.0)[None, :]
     m_x = (o_w < words)[:, None] & m_n[None, :]
     if SPREAD:
         p_part = p_spread + o_n.to(tl.int64)[None, :] * spread_stride + o_w[:, None]
         b_s = tl.load(p_part, mask=m_x, other=0.0).to(b_dx.dtype)
         b_dx += tl.load(p_mean + o_n, mask=m_n, other=0.0)[None, :] * b_s
-    b_dx *= scale
-    if CAP:
-        b_c = b_x / (scale * softcap)
-        b_dx *= 1 - b_c * b_c
+    b_dx = slopes_of_logits(b_dx, b_x, softcap, scale, CAP)
     p_out = p_x + o_w.to(tl.int64)[:, None] * stride + o_n[None, :]
     tl.store(p_out, b_dx.to(p_x.dtype.element_ty), mask=m_x)
+
+
+@triton.jit
+def pick_columns(
+    p_x, p_reference, p_bias, p_named, p_chosen,
+    stride, k, softcap, scale,
+    BIAS: tl.constexpr, CAP: tl.constexpr, BK: tl.constexpr,
+):  # fmt: skip
+    """Write the scores of the named words of a row."""
+    i_r = tl.program_id(0).to(tl.int64)
+    o_k = tl.arange(0, BK)
+    o_w = tl.load(p_named + i_r * k + o_k, mask=o_k < k, other=-1).to(tl.int64)
+    b_x = tl.load(p_x + o_w * stride + i_r, mask=o_w >= 0, other=0.0).to(p_reference.dtype.element_ty)
+    b_x += tl.load(p_reference + i_r)
+    if BIAS:
+        b_x += tl.load(p_bias + o_w, mask=o_w >= 0, other=0.0)
+    tl.store(p_chosen + i_r * k + o_k, scale * capped_scores(b_x, softcap, CAP), mask=o_k < k)
+
+
+@triton.jit
+def name_columns(
+    p_x, p_spread, p_named, p_chosen, p_top, p_tau, p_value, p_mean, p_slope,
+    stride, spread_stride, k, a, softcap, scale,
+    R: tl.constexpr, SPREAD: tl.constexpr, CAP: tl.constexpr, BK: tl.constexpr,
+):  # fmt: skip
+    """Write the gradients of the logits of named words, whose scores have the gradient `slope` of their own.
+
+    Both parts of a gradient are added up before they are rounded.
+    """
+    i_r = tl.program_id(0).to(tl.int64)
+    o_k = tl.arange(0, BK)
+    o_w = tl.load(p_named + i_r * k + o_k, mask=o_k < k, other=-1).to(tl.int64)
+    m_k = o_w >= 0
+    b_x = tl.load(p_chosen + i_r * k + o_k, mask=m_k, other=0.0)
+    b_dx = weights_of(b_x - tl.load(p_top + i_r), tl.load(p_tau + i_r), a, R) * tl.load(p_value + i_r)
+    if SPREAD:
+        b_s = tl.load(p_spread + i_r * spread_stride + o_w, mask=m_k, other=0.0).to(b_dx.dtype)
+        b_dx += tl.load(p_mean + i_r) * b_s
+    b_dx += tl.load(p_slope + i_r * k + o_k, mask=m_k, other=0.0)
+    b_dx = slopes_of_logits(b_dx, b_x, softcap, scale, CAP)
+    tl.store(p_x + o_w * stride + i_r, b_dx.to(p_x.dtype.element_ty), mask=m_k)

@@ -3,6 +3,17 @@
 import triton
 import triton.language as tl
 
+# largest power that is computed by products
+INTEGERS = 8
+
+
+def power_of(alpha: float) -> int:
+    """Return 1 / (alpha - 1) if it is a small integer, -1 for the exponential function, 0 for any other power."""
+    if alpha <= 1:
+        return -1 if alpha == 1 else 0
+    power = round(1 / (alpha - 1))
+    return power if power <= INTEGERS and abs(power * (alpha - 1) - 1) < 1e-12 else 0
+
 
 @triton.jit
 def capped_scores(b_x, softcap, CAP: tl.constexpr):
@@ -59,3 +70,24 @@ def newton_step(b_total, b_lower, a, R: tl.constexpr):
     else:
         b_root = tl.exp2(tl.log2(tl.where(b_total > 0, b_total, 1)) * (1 - a))
     return tl.where(b_lower > 0, (b_total - b_root) / tl.where(b_lower > 0, b_lower, 1), 0)
+
+
+@triton.jit
+def weights_of(b_z, b_tau, a, R: tl.constexpr):
+    """Return the weights of scores z, which are less the largest score of their row, from the threshold."""
+    if R == -1:
+        b_p = tl.exp(b_z - b_tau)
+    else:
+        _, b_p = powers(tl.maximum(a * b_z - b_tau, 0.0), 1 / a, R)
+        b_p = tl.where(b_tau == b_tau, b_p, float("nan"))
+    return b_p
+
+
+@triton.jit
+def slopes_of_logits(b_dx, b_x, softcap, scale, CAP: tl.constexpr):
+    """Return the gradients of logits from those of their scores x."""
+    b_dx *= scale
+    if CAP:
+        b_c = b_x / (scale * softcap)
+        b_dx *= 1 - b_c * b_c
+    return b_dx

@@ -6,7 +6,7 @@ from torch import Tensor
 from polymax.backend.widen import wide
 from polymax.kernels.linear_loss.problem import LossProblem
 from polymax.kernels.linear_loss.reference import cap_slope, capped_logits, shift, value_tau_slope
-from polymax.kernels.linear_loss.steps import Cap, Exponentials, FlatRows, KeptLogits, pieces
+from polymax.kernels.linear_loss.steps import Cap, Exponentials, FlatRows, KeptLogits, Named, pieces
 from polymax.kernels.threshold import TSALLIS, threshold
 
 # logits that are widened at once
@@ -68,7 +68,7 @@ def solve_in_torch(
 
 
 def crowded_in_torch(x: Tensor, problem: LossProblem, size: int) -> Tensor:
-    """Return how many rows seem to have more than `size` words with weight, by a sample of logits, and how many count.
+    """Return which rows seem to have more than `size` words with weight, by a sample of logits, and which count.
 
     With F times as many words as in the sample, the threshold t solves F sum ((alpha - 1) x - t)_+ ^ (1 / (alpha - 1))
     = 1.
@@ -88,7 +88,7 @@ def crowded_in_torch(x: Tensor, problem: LossProblem, size: int) -> Tensor:
         bound = torch.maximum(bound, a * chosen - 1)
     support = times * (a * x > bound.unsqueeze(1)).sum(1)
     counted = problem.counted
-    return torch.stack([((support > size) & counted).sum(), counted.sum()])
+    return torch.stack([(support > size) & counted, counted])
 
 
 def refer_in_torch(
@@ -123,6 +123,27 @@ def slope_columns_in_torch(kept: KeptLogits, spread: Tensor | None, rows: FlatRo
         bias = None if kept.bias is None else kept.bias[words]
         part = None if spread is None else spread[..., words]
         kept.x[words] = slopes_in_torch(x, bias, part, rows, alpha, cap, kept.x.dtype).mT
+
+
+def pick_columns_in_torch(kept: KeptLogits, named: Tensor, cap: Cap) -> Tensor:
+    """Return the scores of named words of kept rows; of the first word in places without a word."""
+    word, rows = named.clamp(min=0), torch.arange(len(named), device=named.device).unsqueeze(1)
+    x = wide(kept.x[word, rows]) + kept.reference.unsqueeze(1)
+    return scores_in_torch(x, None if kept.bias is None else kept.bias[word], cap)
+
+
+def name_columns_in_torch(
+    kept: KeptLogits, spread: Tensor | None, rows: FlatRows, named: Named, alpha: float, cap: Cap
+) -> None:
+    """Write the gradients of the logits of named words, both parts of which are added up before they are rounded."""
+    words, scores, slope = named
+    word, own = words.clamp(min=0), torch.arange(len(words), device=words.device).unsqueeze(1)
+    part = None if spread is None else spread[word] if spread.dim() == 1 else spread.gather(1, word)
+    dx = slopes_of_scores(scores.clone(), part, rows, alpha, cap, rows.tau.dtype) + slope * cap_slope(scores, *cap)
+    # places without a word get what the first word gets
+    first = (words >= 0).to(torch.int32).argmax(1, keepdim=True)
+    at = torch.where(words < 0, words.gather(1, first), words)
+    kept.x[at, own] = torch.where(words < 0, dx.gather(1, first), dx).to(kept.x.dtype)
 
 
 def slopes_in_torch(

@@ -1,6 +1,6 @@
 """The gradients of hidden, weight and bias: sums over the words of lists, and dense blocks for rows without one."""
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -8,7 +8,7 @@ from torch import Tensor
 from polymax.kernels.linear_loss.linear_mean import add_linear_mean
 from polymax.kernels.linear_loss.passes import widened
 from polymax.kernels.linear_loss.problem import Grads, LossProblem, Saved, backward_of
-from polymax.kernels.linear_loss.steps import Cap, FlatRows, Steps, pieces
+from polymax.kernels.linear_loss.steps import Cap, FlatRows, Listed, Steps, pieces
 
 
 class Gradients:
@@ -18,7 +18,15 @@ class Gradients:
         hidden, weight = problem.hidden, problem.weight
         self.of_hidden, self.of_words, self._shape = of_hidden, of_words, weight.shape
         self.dh, self.dw = hidden.new_empty(0), weight.new_empty(0)
-        self.db = weight.new_zeros(len(weight) if of_words else 0, dtype=real)
+        self._db: Tensor | None = None
+        self._real = real
+
+    @property
+    def db(self) -> Tensor:
+        """The gradient of bias, which is filled with zeros when it is first needed: after products are queued."""
+        if self._db is None:
+            self._db = self.dw.new_zeros(self._shape[0] if self.of_words else 0, dtype=self._real)
+        return self._db
 
     def memory(self, behind: int = 0) -> Tensor:
         """Return the gradient of weight with room for `behind` more words, which is taken at the first call."""
@@ -67,6 +75,31 @@ def flat_grads(grads: Grads, moment: Tensor, at: Any) -> tuple[Tensor, Tensor, T
     return (grads.value + mixed)[at], grads.mean[at], grads.moment[at]
 
 
+class Entries(NamedTuple):
+    """Words of rows that have a gradient and their coefficients (n, k), their numbers (n,), and sort keys."""
+
+    words: Tensor
+    coefs: Tensor
+    sizes: Tensor
+    keys: Tensor
+
+
+class Begun(NamedTuple):
+    """Entries of lists that are as long as lists can be, and the gradient of hidden, if it is needed."""
+
+    entries: Entries
+    dh: Tensor | None
+
+
+def begin_lists(
+    steps: Steps, grads: Grads, problem: LossProblem, ids: Tensor, chosen: Tensor, found: Listed, of_hidden: bool
+) -> Begun:
+    """Queue the gradients of hidden before it is known how long lists are."""
+    saved = Saved(chosen, found.value, found.top, found.tau, ids, found.probs, found.count, found.extent)
+    entries = Entries(*steps.listed(grads, problem, saved, ids.shape[1]))
+    return Begun(entries, steps.row_sums(*entries[:3], problem.weight) if of_hidden else None)
+
+
 def add_lists(
     steps: Steps,
     grads: Grads,
@@ -76,6 +109,7 @@ def add_lists(
     at: Any,
     dh_flat: Tensor | None,
     complete: bool = False,
+    begun: Begun | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return the gradients after those of lists and of named words are added to those of rows `at`.
 
@@ -86,12 +120,16 @@ def add_lists(
     if complete and dh_flat is not None and len(dh_flat) == len(hidden):
         found.dh = dh_flat.to(hidden.dtype) if found.of_hidden else found.dh
     else:
-        words, coefs, sizes, keys = steps.listed(grads, problem, saved, max(int(saved.extent[1]), 0))
+        longest = max(int(saved.extent[1]), 0)
+        entries = Entries(*steps.listed(grads, problem, saved, longest)) if begun is None else begun.entries
+        words, coefs, sizes, keys = entries
         if found.of_words:
-            starts, order = _by_word(keys, len(weight))
-            steps.column_sums(starts, order, coefs, hidden, found.dw, found.db, at is not None)
+            most = longest + (0 if problem.named is None else problem.named.shape[1])
+            starts, order = _by_word(keys[:, :most], len(weight))
+            steps.column_sums(starts, order, coefs, most, hidden, found.dw, found.db, at is not None)
         if found.of_hidden:
-            found.dh = steps.row_sums(words, coefs, sizes, weight)
+            known = None if begun is None else begun.dh
+            found.dh = steps.row_sums(words, coefs, sizes, weight) if known is None else known
         if found.of_hidden and dh_flat is not None:
             found.dh[at] = (found.dh[at] + dh_flat).to(found.dh.dtype)
     if problem.linear and spread is not None:
@@ -104,9 +142,10 @@ class Unit:
 
     def __init__(self, rows: FlatRows, dtype: torch.dtype) -> None:
         self.scaled = dtype == torch.float16
-        sizes = [t.abs().amax() for t in rows[2:] if t is not None]
-        unit = torch.stack(sizes).amax()
-        self.size = torch.where(unit > 0, unit, 1) if self.scaled else torch.ones_like(unit)
+        self.size: Tensor | float = 1.0
+        if self.scaled:
+            unit = torch.stack([t.abs().amax() for t in rows[2:] if t is not None]).amax()
+            self.size = torch.where(unit > 0, unit, 1)
 
     def apply(self, rows: FlatRows) -> FlatRows:
         if not self.scaled:
@@ -139,7 +178,7 @@ def flat_gradients(
     unit = Unit(rows, operand)
     rows = unit.apply(rows)
     found.memory()
-    dw, db = found.dw, found.db
+    dw, db = found.dw, found.db if bias is not None else None
     dh = torch.zeros(hidden.shape, dtype=real, device=hidden.device)
     height = min(len(hidden), steps.rows)
     for words in pieces(len(weight), max(steps.flat // height, 1)):
@@ -154,7 +193,7 @@ def flat_gradients(
                 steps.add_product(dh[some], dx, w)
             if not found.of_words:
                 continue
-            if bias is not None:
+            if db is not None:
                 db[words] += dx.sum(0, dtype=real) * unit.size
             if len(hidden) == height and not unit.scaled:
                 torch.mm(dx.mT, hidden, out=dw[words]) if dw.dtype == operand else dw[words].copy_(dx.mT @ hidden)

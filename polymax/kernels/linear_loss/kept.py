@@ -9,12 +9,19 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from polymax.kernels.linear_loss.gradients import Gradients, add_lists, counted_grads, flat_gradients
+from polymax.kernels.linear_loss.gradients import (
+    Begun,
+    Gradients,
+    add_lists,
+    begin_lists,
+    counted_grads,
+    flat_gradients,
+)
 from polymax.kernels.linear_loss.kept_columns import gradients_by_columns
 from polymax.kernels.linear_loss.kept_rows import gradients_by_rows
 from polymax.kernels.linear_loss.passes import parts_of, whole_rows, widened
 from polymax.kernels.linear_loss.problem import Grads, LossProblem, slopes_of
-from polymax.kernels.linear_loss.steps import RowKeeping, Steps
+from polymax.kernels.linear_loss.steps import Listed, RowKeeping, Steps
 
 # groups of rows whose gradients of weight are added up in the dtype of weight; more would lose digits
 GROUPS = 4
@@ -50,7 +57,12 @@ def value_and_gradients(steps: Steps, *given: Any) -> tuple[Tensor, ...]:
         dh.append(slope)
         return parts
 
-    parts = parts_of(steps, problem, whole)
+    begun: list[Begun] = []
+
+    def meanwhile(ids: Tensor, chosen: Tensor, listed: Listed) -> None:
+        begun.append(begin_lists(steps, counted(), problem, ids, chosen, listed, of_hidden))
+
+    parts = parts_of(steps, problem, whole, meanwhile if steps.ahead else None)
     flats = int(parts.extent[0])
     at: Any = None
     if flats:
@@ -58,7 +70,10 @@ def value_and_gradients(steps: Steps, *given: Any) -> tuple[Tensor, ...]:
     of_rows = counted()
     if done and flats < len(problem.hidden):
         of_rows = of_rows._replace(chosen=of_rows.chosen.index_fill(0, done[0], 0))
-    return *parts[:3], *add_lists(steps, of_rows, problem, parts.saved, found, at, dh[0] if dh else None, bool(done))
+    # gradients of lists that were begun have named words of all rows
+    known = begun[0] if begun and not flats else None
+    dh_flat = dh[0] if dh else None
+    return *parts[:3], *add_lists(steps, of_rows, problem, parts.saved, found, at, dh_flat, bool(done), known)
 
 
 def can_keep(steps: Steps, problem: LossProblem, rows: int, of_words: bool) -> bool:

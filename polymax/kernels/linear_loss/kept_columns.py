@@ -12,12 +12,11 @@ import torch
 from torch import Tensor
 
 from polymax.backend.widen import wide
-from polymax.kernels.linear_loss.flat import scores_in_torch, slopes_of_scores
+from polymax.kernels.linear_loss.flat import scores_in_torch
 from polymax.kernels.linear_loss.gradients import Gradients, Unit, flat_grads
 from polymax.kernels.linear_loss.passes import rows_at
 from polymax.kernels.linear_loss.problem import Grads, LossProblem
-from polymax.kernels.linear_loss.reference import cap_slope
-from polymax.kernels.linear_loss.steps import Cap, ColumnKeeping, FlatRows, KeptLogits, pieces
+from polymax.kernels.linear_loss.steps import Cap, ColumnKeeping, FlatRows, KeptLogits, Named, pieces
 
 # rows of a group in own memory are a multiple of this
 TILE = 64
@@ -61,13 +60,14 @@ def gradients_by_columns(
         parts.append(group.parts())
         group.become_gradients(flat.part(rows)._replace(top=parts[-1][4], tau=parts[-1][5]), of_chosen[rows])
         if found.of_words and problem.bias is not None:
-            found.db += group.x.sum(1, dtype=found.db.dtype) * unit.size
+            found.db.add_(group.x.sum(1, dtype=found.db.dtype) * unit.size)
         if found.of_hidden:
             torch.mm(group.x.mT, weight, out=dh[rows])
         if found.of_words:
             for words in pieces(len(weight), keeping.words if inside else len(weight)):
                 _fill_words(group.x[words], hidden[rows], dw[words], unit, rows.start > 0)
-    return [torch.cat(column) for column in zip(*parts)], wide(dh) * unit.size if unit.scaled else dh
+    columns = parts[0] if len(parts) == 1 else [torch.cat(column) for column in zip(*parts)]
+    return columns, wide(dh) * unit.size if unit.scaled else dh
 
 
 def _height(m: int, d: int) -> int:
@@ -107,7 +107,6 @@ class _Group:
         self.spread = spread if spread is None or spread.dim() == 1 else spread[rows]
         self.curved = None if problem.linear else self.spread
         self.cap = Cap(problem.softcap, problem.scale)
-        self.own = torch.arange(len(self.hidden), device=self.hidden.device).unsqueeze(1)
 
     def compute(self, memory: Tensor) -> None:
         """Compute logits less their references at the end of the memory."""
@@ -130,11 +129,8 @@ class _Group:
         nothing = torch.zeros_like(value)
         mean = nothing if self.curved is None else self._mean(self.curved, top)
         self.chosen = value.new_zeros(len(top), 0)
-        if self.named is not None:
-            word = self.named.clamp(min=0)
-            logits = self.x[word, self.own].to(top.dtype) + self.reference.unsqueeze(1)
-            bias = None if self.problem.bias is None else self.problem.bias[word]
-            self.chosen = scores_in_torch(logits, bias, self.cap)
+        if self.named is not None and self.named.shape[1]:
+            self.chosen = self.keeping.pick(kept, self.named, self.cap)
         return [value, self.chosen - top.unsqueeze(1), mean, nothing, top, tau, nothing]
 
     def _mean(self, spread: Tensor, top: Tensor) -> Tensor:
@@ -149,16 +145,7 @@ class _Group:
     def become_gradients(self, flat: FlatRows, of_chosen: Tensor) -> None:
         """Write the gradients of logits in their place."""
         kept = KeptLogits(self.x, self.reference, self.problem.bias)
-        named, spread = self.named, self.curved
-        self.keeping.slopes(kept, spread, flat, self.problem.alpha, self.cap)
-        if named is None or not named.shape[1]:
-            return
-        # both parts of the gradient of a named word are added up before they are rounded
-        word = named.clamp(min=0)
-        part = None if spread is None else spread[word] if spread.dim() == 1 else spread.gather(1, word)
-        dx = slopes_of_scores(self.chosen.clone(), part, flat, self.problem.alpha, self.cap, flat.tau.dtype)
-        dx = dx + of_chosen * cap_slope(self.chosen, *self.cap)
-        # places without a word get what the first word gets
-        first = (named >= 0).to(torch.int32).argmax(1, keepdim=True)
-        at = torch.where(named < 0, named.gather(1, first), named)
-        self.x[at, self.own] = torch.where(named < 0, dx.gather(1, first), dx).to(self.x.dtype)
+        alpha, spread = self.problem.alpha, self.curved
+        self.keeping.slopes(kept, spread, flat, alpha, self.cap)
+        if self.named is not None and self.named.shape[1]:
+            self.keeping.name(kept, spread, flat, Named(self.named, self.chosen, of_chosen), alpha, self.cap)

@@ -45,6 +45,7 @@ def gradients_by_rows(
         if found.of_hidden:
             torch.mm(dx, weight, out=dh[rows])
         if found.of_words:
-            found.db += dx.sum(0)
+            if bias is not None:
+                found.db.add_(dx.sum(0))
             torch.mm(dx.mT, hidden[rows], out=dw) if rows.start == 0 else dw.addmm_(dx.mT, hidden[rows])
     return [torch.cat(column) for column in zip(*parts)], dh

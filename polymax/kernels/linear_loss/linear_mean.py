@@ -33,10 +33,10 @@ def add_linear_mean(
 
 
 def _mixed(matrix: Tensor, weights: Tensor) -> Tensor:
-    """Return weights^T matrix, in the dtype of the weights."""
+    """Return weights^T matrix, in the dtype of the weights; rows of weight 0 may hold anything."""
     total = weights.new_zeros(matrix.shape[1])
     for rows in pieces(len(matrix), PIECE):
-        total += weights[rows] @ matrix[rows].to(weights.dtype)
+        total += weights[rows] @ torch.where(weights[rows].unsqueeze(1) == 0, 0, matrix[rows].to(weights.dtype))
     return total
 
 

@@ -19,7 +19,7 @@ from polymax.kernels.linear_loss.flat import finish_exponentials
 from polymax.kernels.linear_loss.linear_mean import linear_mean
 from polymax.kernels.linear_loss.problem import LossProblem, Parts, problem_of
 from polymax.kernels.linear_loss.reference import spread_mean, value_tau_slope
-from polymax.kernels.linear_loss.steps import Cap, Exponentials, Lists, Steps, pieces
+from polymax.kernels.linear_loss.steps import Cap, Exponentials, Listed, Lists, Steps, pieces
 from polymax.kernels.threshold import TSALLIS, threshold
 
 # numbers of whole rows are multiples of this, which fill the tiles of a product
@@ -31,6 +31,7 @@ FEWEST = 4
 
 # the parts of FLAT rows `at`: value, chosen, mean, moment, top, tau and slope
 WholeRows = Callable[[LossProblem, Tensor], list[Tensor]]
+Meanwhile = Callable[[Tensor, Tensor, Listed], None]
 
 
 def value_and_lists(steps: Steps, *given: Any) -> Parts:
@@ -43,35 +44,39 @@ def widened(problem: LossProblem) -> LossProblem:
     return problem._replace(bias=None if problem.bias is None else wide(problem.bias))
 
 
-def parts_of(steps: Steps, problem: LossProblem, whole: WholeRows) -> Parts:
-    """Return the results of the operator; `whole` computes rows that have no list."""
+def parts_of(steps: Steps, problem: LossProblem, whole: WholeRows, meanwhile: Meanwhile | None = None) -> Parts:
+    """Return the results of the operator; `whole` computes rows that have no list.
+
+    `meanwhile` is given ids of lists, scores of named words and other results, to queue work for the device before the
+    host reads their lengths.
+    """
     hidden, weight, bias, named, spread = problem[:5]
     n, words, counted = len(hidden), len(weight), problem.counted
-    # rows that do not count are not scanned
-    if not problem.has_lists or not n or not words or flat_likely(steps, problem, capacity(words)):
+    size = capacity(words)
+    if not problem.has_lists or not n or not words:
         return _flat_parts(problem, counted, whole)
-    lists = Lists.empty(n, capacity(words), hidden)
-    chosen = lists.top.new_zeros((n, 0) if named is None else named.shape)
-    lists.count.masked_fill_(~counted, FLAT)
+    guess = _guessed(steps, problem, size)
+    # what the scan needs is made before the host waits for the guess
+    lists = Lists.empty(counted, size, hidden)
+    chosen = lists.top.new_empty((n, 0) if named is None else named.shape)
+    if flat_likely(guess):
+        return _flat_parts(problem, counted, whole)
     _scan_all(steps, problem, lists, chosen)
-    # a row without a candidate has no finite logit: rows with NaN or infinities are solved as whole rows
-    flat = ((lists.count < 1) | ~lists.top.isfinite()) & counted
-    count = torch.where(flat, FLAT, torch.where(counted, lists.count, 0))
-    # queue work for the device before the counts are copied to the host
-    value, tau, slope, probs = _finished(lists, count, problem)
-    top = torch.where(lists.top.isfinite(), lists.top, 0)
+    found = steps.finish(lists, counted, problem)
+    value, top, tau, slope, probs, count, lengths = found
     chosen = chosen - top.unsqueeze(1)
+    chosen = chosen if named is None else torch.where(named < 0, 0, chosen)
+    if meanwhile is not None:
+        meanwhile(lists.ids, chosen, found)
     mean, moment = torch.zeros_like(value), torch.zeros_like(value)
-    extent = torch.stack([flat.sum(), count.amax()]).cpu()
+    extent = lengths.cpu()
     if extent[0]:
-        at = flat.nonzero().squeeze(1)
+        at = (count == FLAT).nonzero().squeeze(1)
         for all_rows, some in zip((value, chosen, mean, moment, top, tau, slope), whole(problem, at)):
             all_rows[at] = some
+        chosen = chosen if named is None else torch.where(named < 0, 0, chosen)
     if spread is not None and problem.linear:
-        mean = linear_mean(hidden, weight, bias, spread, top)
-    if named is not None:
-        value, mean, moment = (torch.where(counted, t, 0) for t in (value, mean, moment))
-        chosen = torch.where(named < 0, 0, chosen)
+        mean = torch.where(counted, linear_mean(hidden, weight, bias, spread, top), 0)
     return Parts(value, chosen, mean, moment, top, tau, slope, lists.ids, probs, count, extent)
 
 
@@ -119,31 +124,39 @@ def _scan_all(steps: Steps, problem: LossProblem, lists: Lists, chosen: Tensor) 
             steps.scan(x, some, words.start, part, problem.alpha, problem.softcap)
 
 
-def flat_likely(steps: Steps, problem: LossProblem, size: int) -> bool:
-    """Return True if most rows that count seem to have more than `size` words with weight, by a sample.
-
-    A wrong guess costs time alone.
-    """
+def _guessed(steps: Steps, problem: LossProblem, size: int) -> Tensor | None:
+    """Return which rows of a sample seem to have more than `size` words with weight, and which count, (2, rows)."""
     rows, words = max(len(problem.hidden) // ROWS, 1), len(problem.weight) // WORDS
     if words < FEWEST:
-        return False
+        return None
     named = None if problem.named is None else problem.named[::rows]
     some = problem._replace(hidden=problem.hidden[::rows], named=named)
     # a count of words that fills the tiles of a product
-    x = steps.product(some.hidden, problem.weight[::words][:WORDS].contiguous())
-    crowded, counted = steps.crowded(x, some, size).tolist()
+    x = steps.product(some.hidden, problem.weight[::words][:WORDS])
+    return steps.crowded(x, some, size)
+
+
+def flat_likely(guess: Tensor | None) -> bool:
+    """Return True if most rows that count seem to have no list. A wrong guess costs time alone."""
+    if guess is None:
+        return False
+    crowded, counted = guess.cpu().sum(1).tolist()
     return bool(2 * crowded > counted)
 
 
-def _finished(lists: Lists, count: Tensor, problem: LossProblem) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Return value, tau, slope and the weights of lists."""
-    if lists.values.numel() == 0 or not problem.has_lists:
-        nothing = torch.zeros_like(lists.top)
-        return nothing.clone(), nothing.clone(), nothing, torch.zeros_like(lists.values)
+def finish_in_torch(lists: Lists, counted: Tensor, problem: LossProblem) -> Listed:
+    """Return the results of rows with lists."""
+    finite = lists.top.isfinite()
+    # a row without a candidate has no finite logit: rows with NaN or infinities are solved as whole rows
+    flat = ((lists.count < 1) | ~finite) & counted
+    count = torch.where(flat, FLAT, torch.where(counted, lists.count, 0))
+    top = torch.where(finite, lists.top, 0)
     inside = torch.arange(lists.values.shape[1], device=count.device) < count.unsqueeze(1)
     x = torch.where(inside, lists.values, -torch.inf)
     probs = threshold(x, problem.alpha, TSALLIS)
-    return *value_tau_slope(x, probs, torch.where(count > 0, lists.top, 0), problem.alpha, problem.sloped), probs
+    value, tau, slope = value_tau_slope(x, probs, torch.where(count > 0, top, 0), problem.alpha, problem.sloped)
+    value = torch.where(count > 0, value, 0)
+    return Listed(value, top, tau, slope, probs, count, torch.stack([flat.sum(), count.amax()]))
 
 
 def whole_rows(steps: Steps, problem: LossProblem, at: Tensor) -> list[Tensor]:
@@ -179,9 +192,9 @@ def _rows_of_softmax(steps: Steps, problem: LossProblem, at: Tensor) -> list[Ten
     weight, bias, named = problem.weight, problem.bias, problem.named
     cap, curved = Cap(problem.softcap, problem.scale), problem.curved
     hidden = rows_at(problem.hidden, at)
+    named = None if named is None else rows_at(named, at)
     sums = Exponentials.empty(len(at), hidden)
     chosen = sums.top.new_zeros(len(at), 0 if named is None else named.shape[1])
-    named = None if named is None else rows_at(named, at)
     mean, mass = torch.zeros_like(sums.top), torch.zeros_like(sums.top)
     for some in pieces(len(at), steps.rows):
         for words in pieces(len(weight), max(steps.entries // (some.stop - some.start), 1)):

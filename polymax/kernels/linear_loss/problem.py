@@ -51,7 +51,8 @@ class LossProblem(NamedTuple):
         """Return True for rows that count, (n,)."""
         if self.named is None:
             return torch.ones(len(self.hidden), dtype=torch.bool, device=self.hidden.device)
-        return (self.named >= 0).any(1)
+        inside = self.named >= 0
+        return inside.squeeze(1) if inside.shape[1] == 1 else inside.any(1)
 
 
 class Grads(NamedTuple):

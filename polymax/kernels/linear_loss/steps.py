@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from polymax.backend.widen import wide
+from polymax.kernels.linear_loss import FLAT
 from polymax.kernels.linear_loss.problem import Grads, LossProblem, Saved
 
 
@@ -24,13 +25,14 @@ class Steps:
 
     `rows` and `entries` bound a block: the rows of a product, and its logits; `flat` bounds the logits of rows that are
     computed as a whole, or the gradients of these logits. `half` is True if products of half precision are summed in
-    float32; otherwise wider copies are multiplied.
+    float32; otherwise wider copies are multiplied. `ahead` is True if the device works while the host waits for it.
     """
 
     rows: int
     entries: int
     flat: int
     half: bool
+    ahead: bool
     keeping: "RowKeeping | ColumnKeeping"
     # a (n, d), b (m, d) -> a b^T (n, m), at least in float32
     product: Callable[[Tensor, Tensor], Tensor]
@@ -40,6 +42,8 @@ class Steps:
     pick: Callable[[Tensor, Tensor | None, Tensor, int, Tensor, Cap], None]
     # logits (n, m) of words from `first` on, their bias, lists, alpha, softcap
     scan: Callable[[Tensor, Tensor | None, int, "Lists", float, float], None]
+    # lists after the last block, True for rows that count, the problem
+    finish: Callable[["Lists", Tensor, LossProblem], "Listed"]
     # logits (n, m), their bias, sums of exponentials
     accumulate: Callable[[Tensor, Tensor | None, "Exponentials", Cap], None]
     # logits of all words, bias, alpha, True if the slope is needed -> top, value, tau, slope
@@ -48,16 +52,16 @@ class Steps:
     slopes: Callable[[Tensor, Tensor | None, Tensor | None, "FlatRows", float, Cap, torch.dtype], Tensor]
     # logits (n, m), bias, reference (n,), memory (n, m) or None -> scores less the reference
     keep: Callable[[Tensor, Tensor | None, Tensor | None, Tensor | None, Cap], Tensor]
-    # logits (n, m) of words at even distances, the problem of their rows, places of a list -> two numbers: rows that
-    # seem to have more words with weight, and rows that count
+    # logits (n, m) of words at even distances, the problem of their rows, places of a list -> rows that seem to have
+    # more words with weight, and rows that count, (2, n)
     crowded: Callable[[Tensor, LossProblem, int], Tensor]
     # gradients, results, the length of the longest list -> words and coefficients (n, k), their numbers, sort keys
     listed: Callable[[Grads, LossProblem, Saved, int], tuple[Tensor, Tensor, Tensor, Tensor]]
     # words and coefficients (n, k), their numbers (n,), weight -> sums (n, d)
     row_sums: Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
-    # the first entry of each word (words + 1,), places of entries by word, coefficients (n, k), hidden, gradients of
-    # weight and bias, True to add to these gradients
-    column_sums: Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, bool], None]
+    # the first entry of each word (words + 1,), places of entries by word in (n, longest), their coefficients (n, k),
+    # longest <= k, hidden, gradients of weight and bias, True to add to these gradients
+    column_sums: Callable[[Tensor, Tensor, Tensor, int, Tensor, Tensor, Tensor, bool], None]
 
 
 class Lists(NamedTuple):
@@ -73,9 +77,10 @@ class Lists(NamedTuple):
     bound: Tensor
 
     @classmethod
-    def empty(cls, n: int, size: int, like: Tensor) -> "Lists":
-        real = wide(like[:0]).dtype
-        count = torch.zeros(n, dtype=torch.int32, device=like.device)
+    def empty(cls, counted: Tensor, size: int, like: Tensor) -> "Lists":
+        """Return empty lists, which have the length FLAT, -1, for rows that do not count: these are not scanned."""
+        n, real = len(counted), wide(like[:0]).dtype
+        count = counted.to(torch.int32) + FLAT
         lowest = torch.full((2, n), -torch.inf, dtype=real, device=like.device)
         ids = torch.empty((n, size), dtype=torch.int32, device=like.device)
         values = torch.empty((n, size), dtype=real, device=like.device)
@@ -83,6 +88,22 @@ class Lists(NamedTuple):
 
     def part(self, rows: slice) -> "Lists":
         return Lists(*(t[rows] for t in self))
+
+
+class Listed(NamedTuple):
+    """The results of rows with lists; of other rows, numbers without a meaning.
+
+    `count` is FLAT for rows that must be computed as a whole, and 0 for rows that do not count; `extent`, on the
+    device, is the number of FLAT rows, and the length of the longest list.
+    """
+
+    value: Tensor
+    top: Tensor
+    tau: Tensor
+    slope: Tensor
+    probs: Tensor
+    count: Tensor
+    extent: Tensor
 
 
 class Exponentials(NamedTuple):
@@ -140,6 +161,14 @@ class KeptLogits(NamedTuple):
     bias: Tensor | None
 
 
+class Named(NamedTuple):
+    """Named words of rows (n, k), below 0 for no word, their scores, and gradients of these beside those of weights."""
+
+    words: Tensor
+    scores: Tensor
+    slope: Tensor
+
+
 class ColumnKeeping(NamedTuple):
     """The steps of a device that keeps logits of flat rows as columns.
 
@@ -152,8 +181,12 @@ class ColumnKeeping(NamedTuple):
     refer: Callable[[Tensor, Tensor, Tensor | None, Tensor | None], tuple[Tensor, Tensor]]
     # alpha -> top, value, tau
     solve: Callable[[KeptLogits, float, Cap], tuple[Tensor, Tensor, Tensor]]
+    # named words (n, k) -> their scores
+    pick: Callable[[KeptLogits, Tensor, Cap], Tensor]
     # spread, rows, alpha; logits are overwritten by their gradients
     slopes: Callable[[KeptLogits, Tensor | None, FlatRows, float, Cap], None]
+    # the same for named words, after the others
+    name: Callable[[KeptLogits, Tensor | None, FlatRows, Named, float, Cap], None]
 
 
 def pieces(n: int, size: int) -> Iterator[slice]:
