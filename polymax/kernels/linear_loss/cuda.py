@@ -63,8 +63,9 @@ SCALED, PROGRAMS = 8192, 1024
 # REFERRED: words at even distances, one of which gives a row its reference
 # SAMPLE: words at even distances that stand for all at first
 REFERRED, SAMPLE = 1024, 4096
-# alpha <= 1.5: how far from 1 the sum of weights may be before the last step, in float32 and in half precision
-NEAR = {False: (2e-6, 1e-4), True: (3e-4, 4e-3)}
+# how far from 1 the sum of weights may be before the last step, in float32 and in half precision: weights with kinks at
+# the threshold; steps whose error is squared; steps of Halley's method, whose error is cubed
+NEAR = (2e-6, 1e-4), (3e-4, 4e-3), (3e-3, 2e-2)
 # words and columns of kept logits of a program that computes gradients
 SLOPES = 16, 256
 
@@ -217,13 +218,13 @@ def solve_kept(kept: KeptLogits, alpha: float, cap: Cap) -> tuple[Tensor, Tensor
         return solve_columns_in_torch(kept, alpha, cap)
     words, n = x.shape
     top, value, tau = (torch.empty_like(reference) for _ in range(3))
-    # a last step is exact to its square, but for weights that have kinks at the threshold
-    exact, half = NEAR[alpha <= 1.5]
+    power = power_of(alpha)
+    exact, half = NEAR[2 if power >= 2 else int(alpha <= 1.5)]
     near = half if x.dtype in (torch.float16, torch.bfloat16) else exact
     solve_columns[(triton.cdiv(n, COLUMNS),)](
         x, reference, reference if bias is None else bias, top, value, tau, words, n, x.stride(0), SAMPLE, near,
         alpha, *cap,
-        R=power_of(alpha), BIAS=bias is not None, CAP=cap.softcap > 0, BW=min(SOLVED, ceil_power(words)), BN=COLUMNS,
+        R=power, BIAS=bias is not None, CAP=cap.softcap > 0, BW=min(SOLVED, ceil_power(words)), BN=COLUMNS,
         STAGES=STAGES, num_warps=16,
     )  # fmt: skip
     return top, value, tau

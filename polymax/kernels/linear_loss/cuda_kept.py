@@ -3,7 +3,14 @@
 import triton
 import triton.language as tl
 
-from polymax.kernels.linear_loss.cuda_power import capped_scores, newton_step, powers, slopes_of_logits, weights_of
+from polymax.kernels.linear_loss.cuda_power import (
+    capped_scores,
+    halley_step,
+    lowest_power,
+    powers,
+    slopes_of_logits,
+    weights_of,
+)
 
 
 @triton.jit
@@ -45,6 +52,7 @@ def solve_columns(
     b_most = b_shift
     b_total = b_shift
     b_lower = b_shift
+    b_lowest = b_shift
     b_upper = b_shift
     every = tl.maximum(words // sample, 1)
     if R == -1:
@@ -55,6 +63,7 @@ def solve_columns(
         b_tops = tl.full((BW, BN), float("-inf"), tl.float32)
         b_totals = tl.zeros((BW, BN), tl.float32)
         b_lowers = tl.zeros((BW, BN), tl.float32)
+        b_lowests = tl.zeros((BW, BN), tl.float32)
         b_uppers = tl.zeros((BW, BN), tl.float32)
         count = tl.cdiv(words, every)
         for i_w in tl.range(0, count, BW, num_stages=STAGES):
@@ -66,6 +75,8 @@ def solve_columns(
             else:
                 b_w = a * (b_x - b_shift[None, :]) - b_t[None, :]
                 b_low, b_high = powers(tl.maximum(b_w, 0.0), 1 / a, R)
+                if R >= 2:
+                    b_lowests += lowest_power(tl.maximum(b_w, 0.0), R)
                 # a NaN stays
                 b_totals += tl.where(b_w == b_w, b_high, b_w)
                 b_lowers += b_low
@@ -81,11 +92,11 @@ def solve_columns(
             times = words / count
             b_total *= times
             b_lower = tl.sum(b_lowers, 0) * times
+            b_lowest = tl.sum(b_lowests, 0) * times
             b_upper = tl.sum(b_uppers, 0) * times
             # if no score lies above the threshold, restart from a safe bound
-            b_step = tl.where(
-                b_total > 0, newton_step(b_total, b_lower, a, R), a * (b_most - b_shift) - 1 - b_t
-            )  # fmt: skip
+            b_step = halley_step(b_total, b_lower, b_lowest, a, R)
+            b_step = tl.where(b_total > 0, b_step, a * (b_most - b_shift) - 1 - b_t)
             m_off = (tl.abs(b_total - 1) > near) & (b_total < float("inf")) & (b_t + b_step != b_t)
             m_step = (m_far == 0) & m_live & m_off
             b_t = tl.where(m_far, -1.0, tl.where(m_step, b_t + b_step, b_t))
@@ -109,7 +120,7 @@ def solve_columns(
         # the dual function at the threshold, and its decrease by the last step
         b_miss = tl.where(b_lower > 0, (b_total - 1) * (b_total - 1) / tl.where(b_lower > 0, b_lower, 1), 0)
         b_value = (b_t - b_up) / a + b_upper / alpha + 1 / (alpha * a) - b_miss / 2
-        b_tau = tl.where(m_dead, 0, b_t + newton_step(b_total, b_lower, a, R) - b_up)
+        b_tau = tl.where(m_dead, 0, b_t + halley_step(b_total, b_lower, b_lowest, a, R) - b_up)
     b_value = tl.where(m_bad, float("nan"), tl.where(m_dead, float("-inf"), b_value))
     tl.store(p_top + o_n, b_top, mask=m_n)
     tl.store(p_value + o_n, b_value, mask=m_n)

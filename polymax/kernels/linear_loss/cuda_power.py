@@ -91,3 +91,26 @@ def slopes_of_logits(b_dx, b_x, softcap, scale, CAP: tl.constexpr):
         b_c = b_x / (scale * softcap)
         b_dx *= 1 - b_c * b_c
     return b_dx
+
+
+@triton.jit
+def lowest_power(b_w, R: tl.constexpr):
+    """Return w^(r-2) for w >= 0 and r >= 2, 0 at w = 0."""
+    b_power = (b_w > 0).to(b_w.dtype)
+    for _ in tl.static_range(R - 2):
+        b_power = b_power * b_w
+    return b_power
+
+
+@triton.jit
+def halley_step(b_total, b_lower, b_lowest, a, R: tl.constexpr):
+    """Return `newton_step` corrected by the second derivative of the norm, from the sum of w^(r-2), where R >= 2."""
+    b_step = newton_step(b_total, b_lower, a, R)
+    if R >= 2:
+        m_in = (b_total > 0) & (b_lower > 0)
+        b_root = tl.exp2(tl.log2(tl.where(m_in, b_total, 1)) * (0 - a))
+        b_bend = tl.where(m_in, b_lowest * b_total / tl.where(m_in, b_lower * b_lower, 1) - 1, 0)
+        # far from the root the correction may have the wrong size
+        b_less = 0.5 * (R - 1) * (1 - b_root) * b_bend
+        b_step = b_step / (1 - tl.minimum(tl.maximum(b_less, -1.0), 0.5))
+    return b_step
