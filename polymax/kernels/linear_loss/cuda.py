@@ -47,9 +47,10 @@ MIXED = hasattr(torch.ops.aten.mm, "dtype")
 # WIDTH: logits of a row that are scanned at once
 # WARPS: warps that scan them
 WIDTH, WARPS = 512, 1
-# PART: entries of a list whose rows are gathered at once
+# PART: entries of a row whose words are gathered at once
+# MANY: entries of a word whose rows are gathered at once, if there are so many
 # CHANNELS: channels of a program
-PART, CHANNELS = 4, 1024
+PART, MANY, CHANNELS = 4, 8, 1024
 # logits of a step over whole rows
 CHUNK = 8192
 # logits of a step over a row in blocks
@@ -356,7 +357,7 @@ def column_sums(
         width = min(CHANNELS, ceil_power(d))
         add_columns[(words, triton.cdiv(d, width))](
             starts, order, coefs.contiguous(), hidden, dw, db, max(longest, 1), coefs.shape[1], hidden.stride(0), d,
-            ADDED=added, BR=PART, BD=width,
+            ADDED=added, BR=MANY, BD=width,
         )  # fmt: skip
 
 

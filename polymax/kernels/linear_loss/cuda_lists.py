@@ -130,17 +130,24 @@ def add_columns(
         b_sum = tl.load(p_dw + i_w * d + o_d, mask=m_d & (end > begin), other=0.0).to(p_coefs.dtype.element_ty)
     else:
         b_sum = tl.zeros((BD,), p_coefs.dtype.element_ty)
-    b_total = tl.zeros((BR,), p_coefs.dtype.element_ty)
-    for j in range(begin, end, BR):
-        o_j = j + tl.arange(0, BR)
-        o_entry = tl.load(p_order + o_j, mask=o_j < end, other=0)
+    b_total = tl.sum(b_sum * 0, 0)
+    # most words have few entries, one after another; some have very many
+    whole = begin + (end - begin) // BR * BR
+    for j in range(begin, whole, BR):
+        o_entry = tl.load(p_order + j + tl.arange(0, BR))
         o_row = o_entry // longest
-        b_c = tl.load(p_coefs + o_row * (size - longest) + o_entry, mask=o_j < end, other=0.0)
+        b_c = tl.load(p_coefs + o_row * (size - longest) + o_entry)
         b_sum = gathered_sum(b_sum, p_h, o_row, b_c, o_d, m_d, h_stride)
+        b_total += tl.sum(b_c, 0)
+    for j in range(whole, end):
+        i_entry = tl.load(p_order + j)
+        i_row = i_entry // longest
+        b_c = tl.load(p_coefs + i_row * (size - longest) + i_entry)
+        b_sum += b_c * tl.load(p_h + i_row.to(tl.int64) * h_stride + o_d, mask=m_d, other=0.0).to(b_c.dtype)
         b_total += b_c
     # most words have no entry: skip the addition
     if ADDED:
         m_d &= end > begin
     tl.store(p_dw + i_w * d + o_d, b_sum.to(p_dw.dtype.element_ty), mask=m_d)
     if (i_d == 0) & (end > begin):
-        tl.store(p_db + i_w, tl.load(p_db + i_w) + tl.sum(b_total))
+        tl.store(p_db + i_w, tl.load(p_db + i_w) + b_total)
