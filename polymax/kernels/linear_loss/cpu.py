@@ -152,6 +152,7 @@ STEPS = Steps(
     scan=scan,
     finish=finish_in_torch,
     accumulate=accumulate,
+    tiled=None,
     solve=solve_in_torch,
     slopes=slopes_in_torch,
     keep=keep,

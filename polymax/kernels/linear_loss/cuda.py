@@ -13,6 +13,7 @@ from polymax.kernels.linear_loss.cuda_power import power_of
 from polymax.kernels.linear_loss.cuda_sample import guess_rows, refer_rows
 from polymax.kernels.linear_loss.cuda_scale import scale_numbers
 from polymax.kernels.linear_loss.cuda_scan import add_exponentials, keep_rows, pick_words, scan_rows, settle_rows
+from polymax.kernels.linear_loss.cuda_tiles import tiled_sums
 from polymax.kernels.linear_loss.flat import (
     accumulate_in_torch,
     crowded_in_torch,
@@ -376,6 +377,7 @@ STEPS = Steps(
     scan=scan,
     finish=finish,
     accumulate=accumulate,
+    tiled=tiled_sums,
     solve=solve,
     slopes=slopes,
     keep=keep,

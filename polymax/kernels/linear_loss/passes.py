@@ -193,6 +193,11 @@ def _rows_of_softmax(steps: Steps, problem: LossProblem, at: Tensor) -> list[Ten
     cap, curved = Cap(problem.softcap, problem.scale), problem.curved
     hidden = rows_at(problem.hidden, at)
     named = None if named is None else rows_at(named, at)
+    tiled = None if steps.tiled is None or curved is not None else steps.tiled(hidden, weight, bias, named, cap)
+    if tiled is not None:
+        top, value, tau, moment = finish_exponentials(tiled[0])
+        chosen = tiled[1] - top.unsqueeze(1)
+        return [value, chosen, torch.zeros_like(value), moment, top, tau, torch.zeros_like(value)]
     sums = Exponentials.empty(len(at), hidden)
     chosen = sums.top.new_zeros(len(at), 0 if named is None else named.shape[1])
     mean, mass = torch.zeros_like(sums.top), torch.zeros_like(sums.top)

@@ -46,6 +46,9 @@ class Steps:
     finish: Callable[["Lists", Tensor, LossProblem], "Listed"]
     # logits (n, m), their bias, sums of exponentials
     accumulate: Callable[[Tensor, Tensor | None, "Exponentials", Cap], None]
+    # hidden, weight, bias, named words -> sums of exponentials of a product that does not reach memory, and scores of
+    # named words; None if the device has no such product
+    tiled: Callable[[Tensor, Tensor, Tensor | None, Tensor | None, Cap], "tuple[Exponentials, Tensor] | None"] | None
     # logits of all words, bias, alpha, True if the slope is needed -> top, value, tau, slope
     solve: Callable[[Tensor, Tensor | None, float, Cap, bool], tuple[Tensor, Tensor, Tensor, Tensor]]
     # logits, bias, spread, rows, alpha, dtype -> the gradient of logits
