@@ -16,6 +16,7 @@ from polymax.kernels.linear_loss.flat import (
 from polymax.kernels.linear_loss.gradients import gradients, list_entries
 from polymax.kernels.linear_loss.kept import value_and_gradients
 from polymax.kernels.linear_loss.numba_exponentials import add_exponentials
+from polymax.kernels.linear_loss.numba_flat import POWERS, solve_rows
 from polymax.kernels.linear_loss.numba_lists import add_columns, add_rows, scan_rows
 from polymax.kernels.linear_loss.passes import finish_in_torch, value_and_lists
 from polymax.kernels.linear_loss.reference import first_moment
@@ -77,6 +78,11 @@ def keep(x: Tensor, bias: Tensor | None, reference: Tensor | None, _: Tensor | N
 
 def solve_kept(x: Tensor, alpha: float) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Return the weights of rows, in the place of their scores if possible, and top, value and tau."""
+    power = round(1 / (alpha - 1)) if alpha > 1 else 0
+    if power in POWERS and alpha == 1 + 1 / power:
+        top, value, tau = x.new_empty(3, len(x)).unbind(0)
+        parallel(solve_rows, x.shape, 8, memory(x), power, tuple(memory(t) for t in (top, value, tau)))
+        return x, top, value, tau
     most = x.amax(1)
     dead = torch.isneginf(most)
     top = torch.where(most.isfinite(), most, 0)
