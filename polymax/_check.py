@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from polymax.backend.function import readable as readable
+from polymax.sharding.placements import is_sharded, plain
 
 P = ParamSpec("P")
 FLOATS = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
@@ -53,6 +54,8 @@ def masked(x: Tensor, mask: Tensor | None) -> Tensor:
         return x
     if not isinstance(mask, Tensor) or mask.dtype != torch.bool:
         raise TypeError(f"mask must be a bool tensor (True = keep); got {kind(mask)}")
+    if not is_sharded(x):
+        plain(mask, "mask", "x")
     broadcasts(mask, x, "mask")
     return x.masked_fill(~mask, -torch.inf)
 

@@ -54,6 +54,21 @@ def __repr__(self):
     assert changes(source.encode()) == {}
 
 
+def test_limits_of_speed_are_left_alone():
+    """Faults that change no result are not drawn, where the name of a constant or an option tells."""
+    source = """
+_TILE, LARGEST_ROWS = 64, 1 << 12
+def f(n):
+    n < LARGEST
+    n >= limits.MOST
+    kernel[grid](num_warps=4)
+"""
+    assert changes(source.encode()) == {}
+    # other limits decide results, and a condition may say which kernel is right
+    assert set(changes(b"EPSILON, MOST = 1e-6, 3")) == {"constant", "off by one"}
+    assert [c.kind for each in changes(b"if n < MOST:\n    f()").values() for c in each] == ["condition"]
+
+
 def test_text_beside_the_change_stays():
     source = "é = 'ü'  # a < b\ny = a < b  # a < b\n"
     (change,) = changes(source.encode())["comparison"]

@@ -137,8 +137,9 @@ class Operator(ByDevice):
                 refuse_trace()
             return self.op(x, *args)
         for a in args:
-            # gradients batched by `is_grads_batched` do not show up as a transformation of functions
-            if isinstance(a, Tensor) and (_batched(a) or wrapped(a)):
+            # gradients batched by `is_grads_batched` do not show up as a transformation of functions; the memory of a
+            # subclass, such as a DTensor, is not a kernel's to read
+            if isinstance(a, Tensor) and (type(a) not in PLAIN or _batched(a) or wrapped(a)):
                 return self.op(x, *args)
         if x.is_cpu:
             return self.cpu(x, *args)

@@ -91,7 +91,8 @@ def _recorded(
     wanted: tuple[bool, ...],
 ) -> list[Tensor | None]:
     """The derivative of listed scores, times slopes (n, k), in hidden, weight and bias, recorded by autograd."""
-    at, inside = ids.long().clamp(min=0), ids >= 0
+    # slopes past the end of a list are 0
+    at = ids.long().clamp(min=0)
     with torch.enable_grad():
         hidden, weight, bias = given
         x = (hidden.to(slopes.dtype).unsqueeze(1) @ weight[at].to(slopes.dtype).mT).squeeze(1)
@@ -99,7 +100,6 @@ def _recorded(
             x = x + bias[at].to(slopes.dtype)
         if softcap:
             x = softcap * torch.tanh(x / softcap)
-        x = torch.where(inside, x, 0)
         leaves = [t for t, w in zip(given, wanted, strict=True) if w and t is not None]
         found = iter(torch.autograd.grad(x, leaves, slopes, create_graph=True))
     return [next(found) if w and t is not None else None for t, w in zip(given, wanted, strict=True)]

@@ -114,6 +114,8 @@ def of_classes(
     from torch.distributed.tensor import Replicate
 
     _check.floating(scores, "scores")
+    if not is_sharded(scores):
+        raise TypeError(f"scores must be a DTensor, as y, cost or weight is; got a plain tensor {tuple(scores.shape)}")
     x = scores.movedim(dim, -1)
     last = x.dim() - 1
     whole = [Replicate() if p.is_shard() and p.dim == last else p for p in x.placements]

@@ -15,7 +15,7 @@ from polymax.backend.dispatch import PLAIN
 from polymax.backend.function import functional
 from polymax.backend.widen import wide
 from polymax.regularizers import sharded
-from polymax.sharding.placements import is_sharded
+from polymax.sharding.placements import is_sharded, plain
 
 
 class Regularizer(ABC):
@@ -93,6 +93,8 @@ class Regularizer(ABC):
     def _rows(self, x: Tensor, dim: int) -> tuple[Self, Tensor]:
         """This regularizer and x with `dim` moved to the end."""
         for name, t in self._tensors().items():
+            if not is_sharded(x):
+                plain(t, name, "x")
             _check.parameter(t, x, dim, name, full=name in ("lower", "upper", "reference"))
         if x.dim() == 0:
             return self, x.movedim(dim, -1).reshape(1)

@@ -45,6 +45,12 @@ def any_sharded(values: Any) -> bool:
     return is_sharded(values)
 
 
+def plain(t: Tensor, name: str, beside: str) -> None:
+    """Refuse a DTensor beside a plain tensor, whose name is `beside`."""
+    if type(t) not in PLAIN and is_sharded(t):
+        raise TypeError(f"{name} must be a plain tensor, like {beside}; got a DTensor: {name}.to_local() makes one")
+
+
 class Argument(NamedTuple):
     """A tensor of a call: its name in errors, and how many of its last dimensions belong to one instance."""
 

@@ -16,7 +16,7 @@ from polymax._parts import tensors as tensors
 from polymax.backend.function import functional
 from polymax.hypergraphs.entropy import UnknownOmega
 from polymax.regularizers import Regularizer
-from polymax.sharding.placements import by_process, wrap_methods
+from polymax.sharding.placements import by_process, plain, wrap_methods
 from polymax.structures.compact.base import Compact
 from polymax.structures.full_lengths import full_lengths
 
@@ -323,6 +323,7 @@ def checked_lengths(lengths: Tensor | None, batch: torch.Size, size: int, device
         return full_lengths(math.prod(batch), size, device)
     if not isinstance(lengths, Tensor) or lengths.is_floating_point() or lengths.dtype == torch.bool:
         raise TypeError(f"{name} must be a tensor of integers; got {_check.kind(lengths)}")
+    plain(lengths, name, "scores")
     if lengths.shape != batch:
         raise ValueError(f"{name} must be {tuple(batch)}, the batch of the scores; got {tuple(lengths.shape)}")
     if _check.readable(lengths) and lengths.numel() and not bool(((lengths >= 0) & (lengths <= size)).all()):

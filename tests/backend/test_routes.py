@@ -8,6 +8,7 @@ import pytest
 import torch
 
 import polymax as pm
+from polymax.kernels.assignment import assignment
 from polymax.structures.base import tensors
 
 UNARY, TRANSITION = torch.randn(4, 6, 3), torch.randn(3, 3)
@@ -75,3 +76,29 @@ def test_no_room_asks_for_the_class_of_a_set():
     assert len(sets) > 20
     assert len(files) > 100
     assert not [f"{path.relative_to(root)}: {found[0]}" for path in files for found in asked.finditer(path.read_text())]
+
+
+class Elsewhere(torch.Tensor):
+    """A tensor whose numbers are not in its own memory, as those of a DTensor."""
+
+    @staticmethod
+    def __new__(cls, inner):
+        return torch.Tensor._make_wrapper_subclass(cls, inner.shape, dtype=inner.dtype)
+
+    def __init__(self, inner):
+        self.inner = inner
+
+    @classmethod
+    def __torch_dispatch__(cls, function, types, args=(), kwargs=None):
+        args = tuple(a.inner if isinstance(a, cls) else a for a in args)
+        return function(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("place", [0, 1, 2])
+def test_memory_of_other_classes_of_tensors_is_not_read(place):
+    """In whatever place such a tensor stands, torch is asked, and not a kernel: one crashed on a DTensor's lengths."""
+    scores = torch.randn(3, 4, 5), torch.tensor([4, 2, 3]), torch.tensor([5, 3, 4])
+    given = list(scores)
+    given[place] = Elsewhere(given[place])
+    for found, expected in zip(assignment(*given), assignment(*scores), strict=True):
+        assert torch.equal(found, expected)

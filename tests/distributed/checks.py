@@ -491,6 +491,7 @@ def errors():
     h, w = torch.randn(4, 6), torch.randn(9, 6)
     rows, words = placed(h, mesh, [Replicate()]), placed(w, mesh, [Shard(0)])
     y = placed(torch.tensor([0, 1, 2, 8]), mesh, [Replicate()])
+    lengths = placed(torch.full((4,), 5), mesh, [Replicate()])
     calls = {
         "plain transition": lambda: pm.Marginals(pm.Chain())(split, t),
         "plain unary": lambda: pm.SparseMap(pm.Chain())(u, whole),
@@ -505,6 +506,15 @@ def errors():
         "two meshes": lambda: pm.Marginals(pm.Chain())(split, placed(t, mesh_of(2, 2), [Replicate(), Replicate()])),
         "z loss": lambda: pm.linear_entmax_loss(rows, words, y, alpha=1, z_loss=0.1),
         "target of classes": lambda: pm.entmax_loss(split, torch.zeros(4, 5, dtype=torch.long)),
+        # a DTensor in a later place: a kernel that took its memory for a plain tensor's ended the process
+        "alpha beside plain scores": lambda: pm.entmax(u, alpha=placed(torch.full((4, 1, 1), 1.5), mesh, [Shard(0)])),
+        "gamma beside plain scores": lambda: pm.Gini(placed(torch.ones(()), mesh, [Replicate()])).max(u),
+        "strength beside plain scores": lambda: pm.fusedmax(u, strength=placed(torch.ones(()), mesh, [Replicate()])),
+        "mask beside plain scores": lambda: pm.sparsemax(u, mask=split > 0),
+        "lengths beside plain scores": lambda: pm.Marginals(pm.Chain(lengths=lengths))(u, t),
+        "pair of lengths": lambda: pm.dtw(u, lengths=(lengths, torch.full((4,), 3))),
+        "target beside plain scores": lambda: pm.entmax_loss(h, y),
+        "weight beside plain scores": lambda: pm.entmax_loss(h, torch.zeros(4, dtype=torch.long), weight=rows[0]),
     }
     if not values_are_checked():
         del calls["target"]

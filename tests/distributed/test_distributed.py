@@ -85,6 +85,14 @@ def test_errors_name_what_is_wrong(four):
         "two meshes": ("ValueError", "one device mesh"),
         "z loss": ("TypeError", "z_loss and return_normalizer need plain tensors"),
         "target of classes": ("TypeError", "y must be a DTensor"),
+        "alpha beside plain scores": ("TypeError", "alpha must be a plain tensor, like x; got a DTensor"),
+        "gamma beside plain scores": ("TypeError", "gamma must be a plain tensor, like x; got a DTensor"),
+        "strength beside plain scores": ("TypeError", "strength must be a plain tensor, like x; got a DTensor"),
+        "mask beside plain scores": ("TypeError", "mask must be a plain tensor, like x; got a DTensor"),
+        "lengths beside plain scores": ("TypeError", "lengths must be a plain tensor, like scores; got a DTensor"),
+        "pair of lengths": ("TypeError", "lengths[0] must be a plain tensor, like scores; got a DTensor"),
+        "target beside plain scores": ("TypeError", "scores must be a DTensor, as y, cost or weight is"),
+        "weight beside plain scores": ("TypeError", "scores must be a DTensor, as y, cost or weight is"),
     }
     if DEVICE != "cpu":
         # values of targets are not read there

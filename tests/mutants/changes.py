@@ -29,6 +29,11 @@ MASKS = {"clamp", "clamp_", "masked_fill", "masked_fill_", "abs", "detach", "nan
 # these take a dimension by its number
 BY_DIM = {"sum", "mean", "amax", "amin", "max", "min", "argmax", "argmin", "softmax", "logsumexp", "cumsum", "flip"}
 BY_DIM |= {"stack", "cat", "unsqueeze", "squeeze", "gather", "sort", "any", "all", "topk", "select", "narrow", "diff"}
+# constants that are named so, and these options of calls, choose how fast something is computed and not what
+SPEED = {"AT", "BLOCK", "CHUNK", "CELLS", "ENTRIES", "FEW", "GATHERED", "GRAIN", "GROUP", "HEAVY", "LANES", "LARGEST"}
+SPEED |= {"LONGEST", "MOST", "PIECE", "PROGRAMS", "RESIDENT", "ROOM", "ROWS", "SHORT", "SMALL", "STAGES", "STRIP"}
+SPEED |= {"TILE", "TOGETHER", "WARPS", "WIDENED", "WIDEST"}
+QUICKER = {"num_warps", "num_stages", "maxsize", "stacklevel"}
 
 
 @dataclass(frozen=True)
@@ -101,17 +106,33 @@ def _silent(node: ast.AST) -> bool:
     if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
         return True
     # a check of lengths that are equal anyway
-    if isinstance(node, ast.keyword) and node.arg == "strict":
+    if isinstance(node, ast.keyword) and (node.arg == "strict" or node.arg in QUICKER):
         return True
+    if isinstance(node, ast.Assign) and _names_speed(node.targets[0]):
+        return all(isinstance(n, _PLAIN) for n in ast.walk(node.value))
     named = getattr(node, "name", None) in ("__repr__", "__str__", "extra_repr", "__dir__")
     return named or isinstance(node, ast.Raise | ast.Assert | ast.JoinedStr | ast.Import | ast.ImportFrom)
+
+
+# what a number is written with
+_PLAIN = ast.Constant | ast.Tuple | ast.BinOp | ast.operator | ast.UnaryOp | ast.unaryop | ast.expr_context
+
+
+def _names_speed(node: ast.AST) -> bool:
+    """Tell whether names of constants say that they choose how fast something is computed."""
+    if isinstance(node, ast.Tuple):
+        return all(map(_names_speed, node.elts))
+    name = getattr(node, "id", getattr(node, "attr", ""))
+    return name.isupper() and not SPEED.isdisjoint(name.split("_"))
 
 
 def _of(read: Source, node: ast.AST) -> Iterator[Change]:
     match node:
         case ast.Compare():
             for left, op, right in zip([node.left, *node.comparators], node.ops, node.comparators):
-                yield from read.between("comparison", left, right, *COMPARED[type(op)])
+                # at the very size where another way begins, both give the result
+                if not (_names_speed(left) or _names_speed(right)):
+                    yield from read.between("comparison", left, right, *COMPARED[type(op)])
         # text and paths would only be of a wrong type
         case ast.BinOp() if type(node.op) in COMPUTED and not any(map(_is_text, (node.left, node.right))):
             old, new = COMPUTED[type(node.op)]
