@@ -43,6 +43,8 @@ def broadcastable(shape: torch.Size, to: torch.Size) -> bool:
 def parameter(t: Tensor, x: Tensor, dim: int, name: str, full: bool = False) -> None:
     """Refuse a parameter that does not broadcast to the scores, with size 1 along dim unless it may be `full`."""
     broadcasts(t, x, name)
+    if t.device != x.device and (t.dim() or not t.is_cpu):
+        raise TypeError(f"{name} must be on {x.device}, like the scores; got {t.device}")
     along = dim - x.dim() if dim >= 0 else dim
     if not full and t.dim() >= -along and t.shape[along] != 1:
         raise ValueError(f"{name} must have size 1 along dim {dim}; got {tuple(t.shape)}")

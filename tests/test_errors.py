@@ -57,6 +57,29 @@ REFUSED = {
         ["strength", "at least 0", "-0.5"],
     ),
     "strength-shape": (lambda: pm.fusedmax(X, torch.full((3, 1), 0.5)), ValueError, ["strength", "(3, 1)"]),
+    # kernels read memory by its address: those of another device ended the process
+    "strength-device": (
+        lambda: pm.fusedmax(X, torch.tensor(0.5, device="meta")),
+        TypeError,
+        ["strength must be on cpu, like the scores; got meta"],
+    ),
+    "alpha-device": (
+        lambda: pm.entmax(X, torch.full((2, 1), 1.5, device="meta")),
+        TypeError,
+        ["alpha must be on cpu", "got meta"],
+    ),
+    "mask-device": (
+        lambda: pm.nn.scaled_dot_product_attention(
+            *3 * [torch.zeros(1, 1, 1100, 4)], torch.zeros(1100, 1100, device="meta"), mapping=pm.sparsemax
+        ),
+        RuntimeError,
+        ["expects all tensors on cpu", "got meta"],
+    ),
+    "bias-device": (
+        lambda: pm.linear_entmax_loss(X, torch.zeros(5, 4), torch.tensor([0, 1]), torch.zeros(5, device="meta")),
+        RuntimeError,
+        ["expects all tensors on cpu", "got meta"],
+    ),
     "gamma-zero": (lambda: pm.softmax(X, gamma=0.0), ValueError, ["gamma", "positive", "0.0"]),
     "gamma-negative": (lambda: pm.sparsemax(X, gamma=-2.0), ValueError, ["gamma", "positive", "-2.0"]),
     "gamma-infinite": (lambda: pm.entmax(X, gamma=torch.inf), ValueError, ["gamma", "finite", "inf"]),

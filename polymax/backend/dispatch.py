@@ -100,7 +100,7 @@ class ByDevice:
         ):
             return None
         for t in others:
-            if t is not None and (type(t) not in PLAIN or _batched(t) or wrapped(t)):
+            if t is not None and (type(t) not in PLAIN or _batched(t) or wrapped(t) or t.is_cpu is not x.is_cpu):
                 return None
         found = self.cpu if x.is_cpu else self.cuda if x.is_cuda else None
         # a device without a file uses the reference, which takes the arguments of the operator
@@ -142,6 +142,10 @@ class Operator(ByDevice):
             if isinstance(a, Tensor) and (type(a) not in PLAIN or _batched(a) or wrapped(a)):
                 return self.op(x, *args)
         if x.is_cpu:
+            for a in args:
+                # a pointer of another device would end the process
+                if isinstance(a, Tensor) and not a.is_cpu:
+                    raise RuntimeError(f"{self._name} expects all tensors on cpu, as the first one is; got {a.device}")
             return self.cpu(x, *args)
         return self.cuda(x, *args) if x.is_cuda else self.op(x, *args)
 
