@@ -27,6 +27,8 @@ COPIED = ("polymax", "polymax_recipes", "tests", "docs", "examples", "benchmarks
 RECORD = "record.jsonl"
 # of the mutants that are drawn, so many have to die
 BAR = 0.9
+# by the clock, tests may take so many times the processor time that they are given
+PATIENCE = 4
 
 
 @dataclass(frozen=True)
@@ -142,12 +144,12 @@ def judge(mutant: Mutant, base: Path, seconds: float, record: Path) -> tuple[str
             source = (tree / mutant.path).read_bytes()
             (tree / mutant.path).write_bytes(mutant.change.apply(source))
             options = [x for name in left for x in ("--deselect", name)]
-            end, told = run(tree, names + options, asked, 2 * seconds + 60)
+            end, told = run(tree, names + options, asked, PATIENCE * seconds + 60)
             keep_compiled(tree, base)
         if end == "passed":
             return "survived", ", ".join(map(str, tests))
         # a test that fails without the change says nothing about it
-        sound, _ = run(base, told, asked, 2 * seconds + 60) if told and "::" in told[0] else ("passed", [])
+        sound, _ = run(base, told, asked, PATIENCE * seconds + 60) if told and "::" in told[0] else ("passed", [])
         if sound == "passed":
             return ("killed" if end == "failed" else "hung"), (told or ["collection"])[0]
         left += told
@@ -181,7 +183,7 @@ def main(arguments=None) -> int:
     parser.add_argument("--only", default="", help="files whose paths have this in them")
     parser.add_argument("--show", action="store_true", help="print the changes, and run nothing")
     parser.add_argument("--record", action="store_true", help="record the functions that tests enter, for later runs")
-    parser.add_argument("--seconds", type=float, default=120, help="time for the tests of a mutant")
+    parser.add_argument("--seconds", type=float, default=120, help="processor time for the tests of a mutant")
     parser.add_argument("--out", type=Path, default=Path("build/mutants"), help="folder for results")
     parser.add_argument("--home", type=Path, default=HOME, help=argparse.SUPPRESS)
     given = parser.parse_args(arguments)

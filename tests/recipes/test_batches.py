@@ -5,8 +5,10 @@ import json
 import pytest
 import torch
 
+from polymax_recipes.seq2seq import data as seq2seq
 from polymax_recipes.training.batches import Ragged, share, shuffled_batches, sorted_batches
 from polymax_recipes.training.vocabulary import SPECIALS, UNKNOWN, Subwords, Words, restored
+from polymax_recipes.word_align import data as word_align
 
 
 def test_batches_hold_every_row_once_and_depend_on_seed_and_epoch():
@@ -22,6 +24,20 @@ def test_batches_hold_every_row_once_and_depend_on_seed_and_epoch():
     assert all(torch.equal(a, b) for a, b in zip(first, again))
     assert not torch.equal(torch.cat(first), torch.cat(later))
     assert not torch.equal(torch.cat(first), torch.cat(other))
+
+
+@pytest.mark.parametrize("task", ["seq2seq", "word-align"])
+def test_pairs_are_sorted_by_targets_and_then_by_sources(task):
+    """A long source beside a short target would be padding for its batch; and no source weighs as much as a target."""
+    texts = [(n, m) for n in (9, 1, 4, 2) for m in (3, 1, 2)]
+    if task == "seq2seq":
+        words = Words(("a", "b"))
+        pairs = seq2seq.Pairs([(" ".join("a" * n), " ".join("b" * m)) for n, m in texts], words, words)
+    else:
+        sides = [word_align.Sides(" ".join("a" * n), " ".join("b" * m)) for n, m in texts]
+        pairs = word_align.Pairs(sides, word_align.vocabularies_of(sides, 10, False))
+    found = [texts[k] for batch in sorted_batches(pairs.sizes, 5) for k in batch.tolist()]
+    assert found == sorted(texts, key=lambda text: text[::-1])
 
 
 @pytest.mark.parametrize("count", [1, 2, 5, 6])
