@@ -10,6 +10,7 @@ from typing import Any, ParamSpec
 import torch
 from torch import Tensor
 
+from polymax.backend.function import apart
 from polymax.backend.function import readable as readable
 from polymax.sharding.placements import is_sharded, plain
 
@@ -43,7 +44,7 @@ def broadcastable(shape: torch.Size, to: torch.Size) -> bool:
 def parameter(t: Tensor, x: Tensor, dim: int, name: str, full: bool = False) -> None:
     """Refuse a parameter that does not broadcast to the scores, with size 1 along dim unless it may be `full`."""
     broadcasts(t, x, name)
-    if t.device != x.device and (t.dim() or not t.is_cpu):
+    if apart(t, x):
         raise TypeError(f"{name} must be on {x.device}, like the scores; got {t.device}")
     along = dim - x.dim() if dim >= 0 else dim
     if not full and t.dim() >= -along and t.shape[along] != 1:

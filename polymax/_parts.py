@@ -39,6 +39,12 @@ def checked_scores(scores: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         if x.dtype != scores[0].dtype or x.device != scores[0].device:
             came = ", ".join(f"{x.dtype} on {x.device}" for x in scores)
             raise TypeError(f"scores must have one dtype and one device; got {came}")
+    if not torch.compiler.is_compiling():
+        for x in scores:
+            # kernels read memory, in which the numbers of such a view have other signs
+            if x.is_neg():
+                scores = tuple(s.resolve_neg() for s in scores)
+                break
     if not scores or scores[0].dtype.itemsize >= 4:
         return scores
     return tuple(x.float() for x in scores)

@@ -68,6 +68,11 @@ REFUSED = {
         TypeError,
         ["alpha must be on cpu", "got meta"],
     ),
+    "scores-devices": (
+        lambda: pm.Marginals(pm.Chain())(torch.zeros(3, 2), torch.zeros(2, 2, device="meta")),
+        TypeError,
+        ["scores must have one dtype and one device", "float32 on cpu, torch.float32 on meta"],
+    ),
     "mask-device": (
         lambda: pm.nn.scaled_dot_product_attention(
             *3 * [torch.zeros(1, 1, 1100, 4)], torch.zeros(1100, 1100, device="meta"), mapping=pm.sparsemax

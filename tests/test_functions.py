@@ -1,4 +1,4 @@
-"""Laws of all functions of instances: layouts and empty batches change nothing, and derivatives are derived again."""
+"""Laws of all functions of instances: empty batches change nothing, and derivatives are derived again."""
 
 import warnings
 
@@ -6,7 +6,6 @@ import pytest
 import torch
 from functions_table import FUNCTIONS
 from test_untouched import untouched
-from tolerances import close
 
 # values that count: their derivative is 0
 COUNTS = {"edr_distance", "lcss_distance"}
@@ -22,26 +21,6 @@ def quiet():
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         yield
-
-
-@pytest.mark.parametrize("name", FUNCTIONS)
-def test_layouts(name):
-    """Strided, transposed and expanded inputs are as good as contiguous ones, forward and backward."""
-    function, x = drawn(name)
-    apart = torch.full((*x.shape, 3), torch.nan, dtype=x.dtype)
-    apart[..., 1] = x
-    order = tuple(reversed(range(x.dim())))
-    layouts = apart[..., 1], x.permute(order).contiguous().permute(order), x[:1].expand_as(x)
-    for given in layouts:
-        results = []
-        for leaf in (given.detach(), given.contiguous()):
-            leaf = leaf.requires_grad_()
-            found = function(leaf)
-            slopes = torch.linspace(1, 2, found.numel(), dtype=found.dtype).reshape(found.shape)
-            derived = torch.autograd.grad(found, leaf, slopes) if found.requires_grad else ()
-            results.append((found.detach(), *derived))
-        for a, b in zip(*results, strict=True):
-            close(a, b, "a layout changes nothing")
 
 
 @pytest.mark.parametrize("name", FUNCTIONS)

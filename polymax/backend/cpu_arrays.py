@@ -12,9 +12,9 @@ def memory(x: Tensor) -> np.ndarray:
     `x.numpy()` marks the storage of x as not resizable for good, but FSDP resizes the storages of parameters. This
     function marks a second storage over the same memory instead.
     """
-    return _from_dlpack(to_dlpack(x)).numpy()
+    return _from_dlpack(to_dlpack(x.resolve_neg())).numpy()
 
 
 def array(x: Tensor) -> np.ndarray:
     """Return the entries of a CPU tensor, contiguous, as a NumPy array: the tensor's memory, or a copy."""
-    return _from_dlpack(to_dlpack(x.contiguous())).numpy()
+    return _from_dlpack(to_dlpack(x.resolve_neg().contiguous())).numpy()

@@ -97,10 +97,13 @@ class ByDevice:
             or type(x) not in PLAIN
             or _batched(x)
             or wrapped(x)
+            or x.is_neg()
         ):
             return None
         for t in others:
-            if t is not None and (type(t) not in PLAIN or _batched(t) or wrapped(t) or t.is_cpu is not x.is_cpu):
+            if t is not None and (
+                type(t) not in PLAIN or _batched(t) or wrapped(t) or t.is_neg() or t.is_cpu is not x.is_cpu
+            ):
                 return None
         found = self.cpu if x.is_cpu else self.cuda if x.is_cuda else None
         # a device without a file uses the reference, which takes the arguments of the operator
@@ -124,10 +127,11 @@ class Operator(ByDevice):
     def __call__(self, x: Tensor, *args: Any) -> Any:
         if (
             torch.compiler.is_compiling()
-            or type(x) not in PLAIN
             or transforming()
+            or type(x) not in PLAIN
             or _batched(x)
             or wrapped(x)
+            or x.is_neg()
             or modes()
             or _profiling()
             or tracing()
@@ -137,9 +141,7 @@ class Operator(ByDevice):
                 refuse_trace()
             return self.op(x, *args)
         for a in args:
-            # gradients batched by `is_grads_batched` do not show up as a transformation of functions; the memory of a
-            # subclass, such as a DTensor, is not a kernel's to read
-            if isinstance(a, Tensor) and (type(a) not in PLAIN or _batched(a) or wrapped(a)):
+            if isinstance(a, Tensor) and (type(a) not in PLAIN or _batched(a) or wrapped(a) or a.is_neg()):
                 return self.op(x, *args)
         if x.is_cpu:
             for a in args:
@@ -173,7 +175,10 @@ class Shortcut(ByDevice):
         return function(*args)
 
 
-# checks for code that intercepts calls, each of tens of nanoseconds
+# checks for code that intercepts calls, each of tens of nanoseconds: they are written out at each place, since a function
+# around them would cost more. Gradients batched by `is_grads_batched` do not show up as a transformation of functions; a
+# subclass, such as a DTensor, keeps its numbers elsewhere; a negative view, such as the imaginary part of a conjugate,
+# keeps them with other signs.
 PLAIN = (Tensor, torch.nn.Parameter)
 transforming = torch._C._are_functorch_transforms_active
 modes = torch._C._len_torch_dispatch_stack
@@ -188,12 +193,11 @@ def bare(x: Tensor) -> bool:
     return (
         not torch.compiler.is_compiling()
         and x.is_cpu
-        and type(x) in PLAIN
         and not (x.requires_grad and torch.is_grad_enabled())
         and not (transforming() or modes() or _profiling() or tracing())
         and forward_ad._current_level < 0
-        and not _batched(x)
-        and not wrapped(x)
+        and type(x) in PLAIN
+        and not (_batched(x) or wrapped(x) or x.is_neg())
     )
 
 
@@ -204,7 +208,7 @@ def plain(*tensors: Tensor) -> bool:
     # a loop is faster than any() of a generator
     seen = False
     for t in tensors:
-        seen = seen or type(t) not in PLAIN or _batched(t) or wrapped(t)
+        seen = seen or type(t) not in PLAIN or _batched(t) or wrapped(t) or t.is_neg()
     return not seen
 
 

@@ -271,6 +271,11 @@ def autocasts(device: torch.device) -> bool:
     return device.type in _AUTOCAST and torch.is_autocast_enabled(device.type)
 
 
+def apart(t: Tensor, x: Tensor) -> bool:
+    """Return True if a tensor is on another device than x, and is not a number on the CPU, which torch takes anywhere."""
+    return t.device != x.device and bool(t.dim() or not t.is_cpu)
+
+
 def recording(x: Tensor) -> bool:
     """Return True if a CUDA graph records operations on x: no value can be read then."""
     return x.is_cuda and torch.cuda.is_current_stream_capturing()

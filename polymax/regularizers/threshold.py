@@ -42,7 +42,7 @@ class Weights(Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, alpha: float, family: int) -> Tensor:
         # a fake tensor has no memory to compute on
-        seen = type(x) not in PLAIN or modes() or tracing()
+        seen = type(x) not in PLAIN or x.is_neg() or modes() or tracing()
         y = (kernels.threshold if seen else kernels.threshold.functions[x.device.type])(x, alpha, family)
         ctx.save_for_backward(y)
         ctx.alpha, ctx.family = alpha, family

@@ -156,7 +156,7 @@ def forbidden(draw: Draw, rows: int, n: int) -> Tensor:
 
 def laid_out(draw: Draw, x: Tensor) -> Tensor:
     """The same values in memory of another layout."""
-    layout = draw.choice(["contiguous", "contiguous", "transposed", "strided", "offset"])
+    layout = draw.choice(["contiguous", "contiguous", "transposed", "strided", "offset", "negative"])
     draw.note(layout)
     if layout == "transposed" and x.dim() > 1:
         return x.transpose(0, -1).contiguous().transpose(0, -1)
@@ -169,4 +169,5 @@ def laid_out(draw: Draw, x: Tensor) -> Tensor:
         wide = x.new_full((x.shape[0] + 1, *x.shape[1:]), float("nan"))
         wide[1:] = x
         return wide[1:]
-    return x.clone()
+    # memory has the numbers with other signs, as for the imaginary part of a conjugate
+    return torch._neg_view(-x) if layout == "negative" else x.clone()
