@@ -96,6 +96,8 @@ def test_tests_are_those_of_the_file(tmp_path):
         "polymax_recipes/serve/server.py": "tests/recipes/test_serve.py",
         "polymax/nn/tree_lstm.py": "tests/nn/test_tree_lstm.py",
         "polymax/kernels/spanning_tree/cpu_log.py": "tests/kernels/test_spanning_tree.py",
+        # what its test computes stands in a module beside it
+        "polymax/sharding/placements.py": "tests/distributed/test_distributed.py",
     }.items():
         assert Path(path) in sources(HOME)
         found, weights, _ = relevant(HOME, Path(path), 40, tmp_path / "none")

@@ -20,8 +20,6 @@ DEPTH = 4
 PLAIN = {"init", "main", "reference", "cpu", "cuda", "base", "polymax", "kernels", "numba", "triton", "forward", "call"}
 
 
-# modules of tests whose rows other tests read
-TABLES = ("cases", "sets", "loss_table", "estimators_table", "own_sets", "recursions")
 # rows of these are made from the folders of the kernels
 KERNELS = Path("tests/kernels/test_kernels.py")
 
@@ -96,13 +94,16 @@ def terms(home: Path, path: Path, line: int) -> dict[str, float]:
 
 @cache
 def _tests(home: Path) -> dict[Path, set[str]]:
-    """The words of each file of tests, with those of the tables that it imports."""
-    tables = {path.stem: words(path.read_text()) for path in (home / "tests").glob("*.py") if path.stem in TABLES}
+    """The words of each file of tests, with those of the tables and other modules beside the tests that it imports."""
+    tests, own = home / "tests", home / "tests" / "mutants"
+    files = {path: path.read_text() for path in sorted(tests.rglob("*.py")) if own not in path.parents}
+    beside = {path.stem: words(text) for path, text in files.items() if not path.name.startswith(("test_", "_"))}
     found = {}
-    for path in sorted((home / "tests").rglob("test_*.py")):
-        text = path.read_text()
-        used = re.findall(rf"^(?:from|import) ({'|'.join(TABLES)})\b", text, re.MULTILINE)
-        found[path.relative_to(home)] = words(f"{path.name} {text}").union(*(tables[name] for name in used))
+    for path, text in files.items():
+        if path.name.startswith("test_"):
+            imports = " ".join(re.findall(r"^(?:from|import) .*", text, re.MULTILINE))
+            used = beside.keys() & set(re.findall(r"\w+", imports))
+            found[path.relative_to(home)] = words(f"{path.name} {text}").union(*(beside[name] for name in used))
     return found
 
 

@@ -133,6 +133,12 @@ def test_choices_are_uniform():
     assert {count for expression in expressions for count in arguments(expression)} == {2, 3, 4, 5}
 
 
+def test_default_depth_is_the_published_one():
+    """Where more than one argument of an operator is a list, expressions end at the last depth, 20 with its digits."""
+    deep = drawn(200, grammar=Grammar(operator=0.6, arguments=2))
+    assert max(expression.depth for expression in deep) == 19
+
+
 def test_options_limit_drawn_expressions():
     binary = drawn(50, grammar=Grammar(arguments=2, depth=3))
     assert {count for expression in binary for count in arguments(expression)} == {2}

@@ -145,6 +145,17 @@ def test_custom_of_another_function():
         close(fn(op, x), op.argmax(x), "a graph is good for its own function alone")
 
 
+def test_custom_with_tolerance_0():
+    """Nothing is within it: compiled code takes all steps and says so, as other code does, and not the default."""
+    op = pm.Custom(lambda p: (p**4).sum(-1), max_iter=3, tol=0.0)
+    x = torch.tensor([[1.0, 0.2, -0.4]], dtype=torch.float64)
+    found = []
+    for fn in (op.argmax, torch.compile(op.argmax, fullgraph=True, backend="aot_eager")):
+        with pytest.warns(UserWarning, match="above its tol of 0"):
+            found.append(fn(x))
+    close(found[1], found[0], "compiled == eager")
+
+
 def test_operators_pass_opcheck():
     row = BY_NAME["chain"]
     scores = row.scores(batch=(2,))
