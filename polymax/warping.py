@@ -283,7 +283,7 @@ def clean_series(series: Tensor, lengths: Tensor | None, name: str) -> Pair:
 
 def _resampled_mean(y: Tensor, lengths: Tensor, weights: Tensor, size: int | None) -> Tensor:
     """The mean of the series after each is stretched to `size` points."""
-    size = int(lengths.max()) if size is None else size
+    size = int(lengths.max()) if size is None else _check.whole(size, "size")
     points = torch.stack([resample(t[:n], size) for t, n in zip(y, lengths.tolist())])
     return torch.einsum("k,knd->nd", weights, points)
 

@@ -68,6 +68,16 @@ REFUSED = {
         TypeError,
         ["alpha must be on cpu", "got meta"],
     ),
+    "barycenter-size": (
+        lambda: pm.soft_dtw_barycenter(torch.zeros(2, 3, 1), size=0),
+        ValueError,
+        ["size must be a positive integer", "got 0"],
+    ),
+    "words-dense": (
+        lambda: pm.WordDistribution(torch.tensor([[0, 7]]), torch.tensor([[0.5, 0.5]]), 7).dense(),
+        ValueError,
+        ["ids must be below 7", "got 7"],
+    ),
     "scores-devices": (
         lambda: pm.Marginals(pm.Chain())(torch.zeros(3, 2), torch.zeros(2, 2, device="meta")),
         TypeError,

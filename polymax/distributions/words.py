@@ -73,6 +73,8 @@ class WordDistribution:
 
     def dense(self) -> Tensor:
         """The probabilities of all words, (*batch, words)."""
+        if _check.readable(self.ids) and bool((self.ids >= self.words).any()):
+            raise ValueError(f"ids must be below {self.words}, the number of words; got {int(self.ids.max())}")
         rows = self.probs.new_zeros(*self.probs.shape[:-1], self.words + 1)
         # places of -1 point to one more word
         found = rows.scatter(-1, torch.where(self.ids < 0, self.words, self.ids), self.probs)[..., : self.words]

@@ -27,6 +27,8 @@ def attention():
             (1, False, False, partial(pm.entmax, alpha=1.3)),
             (HEADS, True, False, "alpha"),
             (HEADS, False, True, pm.nn.AdaptiveEntmax(HEADS).double()),
+            # a mask of each sentence and head is cut as the queries are
+            (HEADS, False, "each", pm.sparsemax),
         ):
             said += _attended(mesh, places, key_heads, sinks, masked, mapping, alpha)
     return said
@@ -44,7 +46,8 @@ def _attended(mesh, places, key_heads, sinks, masked, mapping, alpha):
         given, placements = [*given, alpha], [*placements[: len(given)], whole]
     leaves = [t.clone().requires_grad_() for t in given]
     parts = [placed(t, mesh, p, True) for t, p in zip(given, placements)]
-    mask = torch.rand(TOKENS, TOKENS) > 0.3 if masked else None
+    of_mask = (4, HEADS, TOKENS, TOKENS) if masked == "each" else (TOKENS, TOKENS)
+    mask = torch.rand(of_mask) > 0.3 if masked else None
     results = []
     for tensors, at in ((leaves, lambda t: t), (parts, lambda t: placed(t, mesh, whole))):
         options = {"is_causal": True, "enable_gqa": key_heads != HEADS, "mapping": mapping}
