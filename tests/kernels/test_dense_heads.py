@@ -152,6 +152,10 @@ def padding(B, H, L, S):
     return (torch.arange(S) < torch.tensor([S, S - 70])[:B, None])[:, None, None]
 
 
+def bias_of_heads(B, H, L, S):
+    return torch.randn(B, H, L, S, generator=torch.Generator().manual_seed(3))
+
+
 def rows_of_mask(B, H, L, S):
     mask = torch.rand(B, 1, L, S, generator=torch.Generator().manual_seed(2)) > 0.3
     mask[:, :, 5] = False
@@ -165,6 +169,7 @@ def added(B, H, L, S):
 TOGETHER = {
     "padding, window, offset": {"mask": padding, "left": 70, "right": 10, "offset": 20},
     "mask, window, offset": {"mask": rows_of_mask, "left": 70, "right": 10, "offset": 20, "alpha": 2.0},
+    "bias of heads": {"mask": bias_of_heads},
     "bias, window, offset, softcap": {"mask": added, "left": 70, "right": 10, "offset": 20, "softcap": 3.0},
     "mask, sinks, dropout": {
         "mask": rows_of_mask,

@@ -95,6 +95,10 @@ def in_between(B, H, L, S):
     return torch.stack([(at >= 20) & (at < 141), at % 3 > 0])[:, None, None]
 
 
+def bias_of_heads(B, H, L, S):
+    return torch.randn(B, H, L, S, generator=torch.Generator().manual_seed(3))
+
+
 def rows_of_mask(B, H, L, S):
     mask = torch.rand(B, 1, L, S, generator=torch.Generator().manual_seed(2)) > 0.3
     mask[:, :, 5] = False
@@ -112,6 +116,7 @@ TOGETHER = {
     "padding on both sides, window, offset": {"mask": in_between, "left": 50, "right": 40, "offset": 30},
     "padding, window, offset": {"mask": padding, "left": 70, "right": 10, "offset": 20},
     "mask, window, offset": {"mask": rows_of_mask, "left": 70, "right": 10, "offset": 20, "alpha": 2.0},
+    "bias of heads": {"mask": bias_of_heads},
     "bias, window, offset, softcap": {"mask": added, "left": 70, "right": 10, "offset": 20, "softcap": 3.0},
     "mask, sinks, alphas, dropout": {
         "mask": rows_of_mask,

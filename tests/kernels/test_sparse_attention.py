@@ -51,6 +51,19 @@ CALLS = {
         (2, 1, 1, 70, 66, 16, 16),
         {"mask": lambda rows, columns: torch.randn(1, 1, rows, columns), "right": 0, "alpha": 2.0},
     ),
+    # the memory of these ends with the last head: rows and channels that fill a block belong to no head
+    "bias of heads": (
+        (2, 3, 1, 37, 45, 20, 12),
+        {"mask": lambda rows, columns: torch.randn(2, 3, rows, columns), "left": 30, "right": 20},
+    ),
+    "mask of heads": (
+        (2, 3, 3, 37, 45, 20, 12),
+        {
+            "mask": lambda rows, columns: torch.rand(2, 3, rows, columns) > 0.3,
+            "alphas": torch.tensor([1.5, 1.75, 2.0]),
+            "sinks": torch.tensor([0.5, -1.0, 0.0]),
+        },
+    ),
     "softcap": ((1, 1, 1, 30, 30, 16, 16), {"softcap": 2.0, "spread": 4.0}),
     "packed": ((1, 2, 2, 52, 50, 16, 16), {"starts": STARTS, "right": 0}),
     "dropout": ((1, 2, 1, 40, 70, 16, 16), {"dropout": 0.4, "offset": 30, "right": 0}),
@@ -107,7 +120,7 @@ def exact(values):
 
 
 # cases in which blocks of few tiles have no lists
-BY_TILES = ("full", "alpha", "window", "bias of all", "dropout", "packed")
+BY_TILES = ("full", "alpha", "window", "bias of all", "mask of heads", "dropout", "packed")
 # the interpreter is slow: lists of a few rows at once, and one dtype
 PARITY = [
     (file, name, dtype)
