@@ -9,6 +9,7 @@ from torch.autograd import Function
 
 from polymax.backend.dispatch import plain
 from polymax.backend.function import functional
+from polymax.kernels.sparse_attention.short_rows import near
 from polymax.nn import fused_attention
 from polymax.nn.attention_call import AttentionCall, Route
 from polymax.nn.attention_mapping import NAMED, entmax_alpha
@@ -85,7 +86,7 @@ def _found(
     call = AttentionCall(query, key, value, mapping=mapping, **dict(zip(names, more, strict=True)))
     tensors = (query, key, value)
     # queries, keys and values must not be empty, and must reach kernels without a copy
-    views = all(t.dim() <= 4 and t.stride(-1) == 1 and t.numel() > 0 for t in tensors)
+    views = all(t.dim() <= 4 and near(t) and t.numel() > 0 for t in tensors)
     route = call.decide().route
     if route not in (Route.SPARSE, Route.SHORT) or not views:
         return None

@@ -239,7 +239,8 @@ def test_a_call_is_three_launches(monkeypatch):
 
 def test_nothing_is_compiled_for_a_length():
     """Lengths, heads and strides of masks are numbers of which Triton takes no notice."""
-    from polymax.kernels.sparse_attention.cuda_short_rows import NUMBERS, short_contexts
+    from polymax.kernels.sparse_attention.cuda_short_contexts import short_contexts
+    from polymax.kernels.sparse_attention.cuda_short_rows import NUMBERS
     from polymax.kernels.sparse_attention.cuda_short_slopes import short_key_gradients, short_query_gradients
 
     for entry in (short_contexts, short_query_gradients, short_key_gradients):
@@ -247,6 +248,14 @@ def test_nothing_is_compiled_for_a_length():
         numbers = set(names[names.index("heads") : names.index("a1")]) | {"left", "right", "offset", "drop"}
         assert numbers <= set(NUMBERS)
         assert {"mask_b", "mask_h", "mask_l"} <= set(NUMBERS)
+
+
+def test_views_that_32_bits_cannot_count_are_copied():
+    wide = torch.empty_strided((1, 1, 100, 64), (1 << 40, 1 << 33, 1 << 25, 1), device="meta")
+    assert not short_rows.near(wide)
+    assert short_rows.near(wide[:, :, :60])
+    assert short_rows.near(wide.contiguous())
+    assert not short_rows.near(wide[:, :, :60].mT)
 
 
 def test_the_route_depends_on_sizes_and_options_alone(monkeypatch):

@@ -13,7 +13,8 @@ The operator returns the context `out` and the tensors saved for its gradient: t
 alpha), `tau`, the size of the support, and a `plan` and `lists` in which a device records the places of nonzero
 weights. Only the code of that device reads `plan` and `lists`. `tau` is a pair of numbers for each row, since a single
 number would lose all its digits for huge scores: the largest score, in a unit that the device chooses, and how far the
-threshold is below it in u. For a row that sees no key the pair is inf and 0.
+threshold is below it in u. For a row that sees no key the pair is inf and 0. In half precision the support of short
+rows may count keys that leave it in the last step to the threshold.
 
     dx = s (dp - <s, dp> / sum s)        dp_j = grad . v_j, so that <s, dp> / sum s = grad . mean
 

@@ -1,6 +1,6 @@
 """Sparse attention: a scan of all scores, then contexts and gradients from the tiles or keys with nonzero weight.
 
-Short rows take one launch for contexts and two for gradients instead: see cuda_short_rows.py.
+Short rows take one launch for contexts and two for gradients instead: see cuda_short_contexts.py.
 
 Only the scan reads every tile; for long sequences it skips the tiles that balls around keys rule out: see
 cuda_candidates.py. It bounds each row's threshold from below, and later kernels skip all scores under the bound: see
@@ -15,6 +15,7 @@ from torch import Tensor
 from polymax.backend.triton_math import on_device
 from polymax.kernels.sparse_attention.cuda_call import Call, call_of
 from polymax.kernels.sparse_attention.options import Options, of_backward
+from polymax.kernels.sparse_attention.short_rows import near
 from polymax.kernels.sparse_attention.tiles import LONGEST, lists_like, plan_numbers
 
 
@@ -112,4 +113,4 @@ def _contexts_like(q: Tensor, v: Tensor, new: Any) -> tuple[Tensor, Tensor, Tens
 
 
 def _rows(x: Tensor) -> Tensor:
-    return x if x.stride(-1) == 1 else x.contiguous()
+    return x if near(x) else x.contiguous()

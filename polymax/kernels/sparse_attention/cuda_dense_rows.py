@@ -124,7 +124,7 @@ def dense_thresholds(
         NEAR: tl.constexpr = NEAR_1 if R == 1 else NEAR_2
 
         b_n = tl.zeros((BR,), tl.float32)
-        # these numbers after the tensors: see cuda_short_rows.py
+        # these numbers after the tensors: see cuda_short_contexts.py
         far = 1
         turn = 0
         while (far > 0) & (turn < 24):
@@ -210,7 +210,7 @@ def dense_contexts(
         b_mean = tl.zeros((BR, BV), tl.float32)
         b_p, b_s, b_support = tl.zeros((BR,), tl.float32), tl.zeros((BR,), tl.float32), tl.zeros((BR,), tl.int32)
         b_before = b_depth
-        # this number after the tensors: see cuda_short_rows.py
+        # this number after the tensors: see cuda_short_contexts.py
         again = 1
         while (again > 0) & (turn < 24):
             b_w = tl.maximum((b_sink - b_top) + b_depth, 0.0)

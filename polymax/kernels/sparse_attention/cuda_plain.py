@@ -16,6 +16,7 @@ from polymax.backend.triton_math import on_device
 from polymax.backend.triton_memory import Arena, Array
 from polymax.kernels.sparse_attention.cuda_call import Call, call_of
 from polymax.kernels.sparse_attention.options import Options
+from polymax.kernels.sparse_attention.short_rows import near
 from polymax.kernels.sparse_attention.tiles import LONGEST
 
 # forward-only arrays get their own memory if they would enlarge the saved piece by more than this factor
@@ -70,7 +71,7 @@ class Plain:
 
     def backward(self, grad: Tensor, q: Tensor, k: Tensor, v: Tensor, notes: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Return the gradients of q, k and v."""
-        grad = grad if grad.stride(-1) == 1 else grad.contiguous()
+        grad = grad if near(grad) else grad.contiguous()
         key = grad.stride(), grad.data_ptr() & 15 == 0
         call, own, after = self.gradients.get(key) or self._differentiated(key, grad, q, k, v)
         device = q.device

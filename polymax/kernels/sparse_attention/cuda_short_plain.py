@@ -13,6 +13,7 @@ from polymax.backend.triton_math import on_device
 from polymax.backend.triton_memory import Arena, Array
 from polymax.kernels.sparse_attention.cuda_call import Call, call_of
 from polymax.kernels.sparse_attention.options import Options
+from polymax.kernels.sparse_attention.short_rows import near
 
 
 class ShortPlain:
@@ -47,7 +48,7 @@ class ShortPlain:
 
     def backward(self, grad: Tensor, q: Tensor, k: Tensor, v: Tensor, notes: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Return the gradients of q, k and v."""
-        grad = grad if grad.stride(-1) == 1 else grad.contiguous()
+        grad = grad if near(grad) else grad.contiguous()
         key = grad.stride(), grad.data_ptr() & 15 == 0
         call = self.gradients.get(key) or self._differentiated(key, grad, q, k, v)
         slopes = [torch.empty(t.shape, dtype=t.dtype, device=t.device) for t in (q, k, v)]

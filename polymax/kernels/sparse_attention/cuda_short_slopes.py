@@ -12,19 +12,20 @@ from polymax.kernels.sparse_attention.cuda_dense import is_dense
 from polymax.kernels.sparse_attention.cuda_rows import sink_slopes, store_query_gradients
 from polymax.kernels.sparse_attention.cuda_short_rows import (
     CHUNK,
+    EACH,
     NUMBERS,
     key_bounds,
     seen_tiles,
-    short_heights,
     shown_keys,
-    tiles_of,
+    tile_heights,
 )
 from polymax.kernels.sparse_attention.cuda_tile import (
     cap_slope,
     head_start,
-    load_keys,
+    load_near,
     load_rows,
     load_thresholds,
+    over,
     sequence,
     unit,
 )
@@ -85,12 +86,11 @@ def short_query_gradients(
         b_state = row_states(p_seed, o_row) if DROP else o_m
         b_low, b_high = key_bounds(o_m, first, keys, left, right, offset)
         b_dq = tl.zeros((BR, BD), tl.float32)
-        for i_p in tl.static_range(0, 2):
-            b_dq, b_da = _row_slopes(
-                b_dq, b_da, b_top, b_depth, b_common, b_q, b_g, b_state, p_k, p_v, p_mask, k_l, v_l, mask_l, mask_s,
-                o_m, o_d, o_v, begin, whole_begin, whole_end, end, queries, keys, a, r, scale, softcap, b_low, b_high,
-                drop, LEARNED, MASK, CAP, PLAIN, DROP, i_p == 0, R, D, BD, V, BV, BN, PRECISION, STAGES,
-            )  # fmt: skip
+        b_dq, b_da = _row_slopes(
+            b_dq, b_da, b_top, b_depth, b_common, b_q, b_g, b_state, p_k, p_v, p_mask, k_l, v_l, mask_l, mask_s, o_m,
+            o_d, o_v, begin, whole_begin, whole_end, end, queries, keys, a, r, scale, softcap, b_low, b_high, drop,
+            LEARNED, MASK, CAP, PLAIN, DROP, R, D, BD, V, BV, BN, PRECISION, STAGES,
+        )  # fmt: skip
         store_query_gradients(
             p_dq, p_common, p_dalpha, p_dsink, o_row, o_d, m_rows, b_depth, b_dq, b_common, b_da, b_dsink, scale, D
         )  # fmt: skip
@@ -101,23 +101,22 @@ def _row_slopes(
     b_dq, b_da, b_top, b_depth, b_common, b_q, b_g, b_state, p_k, p_v, p_mask, k_l, v_l, mask_l, mask_s, o_m, o_d, o_v,
     begin, whole_begin, whole_end, end, queries, keys, a, r, scale, softcap, b_low, b_high, drop,
     LEARNED: tl.constexpr, MASK: tl.constexpr, CAP: tl.constexpr, PLAIN: tl.constexpr, DROP: tl.constexpr,
-    EDGE: tl.constexpr, R: tl.constexpr, D: tl.constexpr, BD: tl.constexpr, V: tl.constexpr, BV: tl.constexpr,
+    R: tl.constexpr, D: tl.constexpr, BD: tl.constexpr, V: tl.constexpr, BV: tl.constexpr,
     BN: tl.constexpr, PRECISION: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    """Return the gradients of queries and of -alpha after adding the tiles of a kind."""
+    """Return the gradients of queries and of -alpha after adding tiles begin .. end."""
     factor = unit(a, scale, PLAIN)
-    count, first, before, gap = tiles_of(begin, whole_begin, whole_end, end, EDGE)
-    for i_t in tl.range(0, count, num_stages=STAGES):
-        o_n = (first + i_t + tl.where(i_t < before, 0, gap)) * BN + tl.arange(0, BN)
-        b_k = load_keys(p_k, o_n, o_d, keys, k_l, D, BD, EDGE)
-        b_v = load_keys(p_v, o_n, o_v, keys, v_l, V, BV, EDGE)
+    for i_n in tl.range(begin, end, num_stages=STAGES):
+        o_n = i_n * BN + tl.arange(0, BN)
+        b_k = load_near(p_k, o_n, o_d, keys, k_l, D, BD)
+        b_v = load_near(p_v, o_n, o_v, keys, v_l, V, BV)
         b_raw = tl.dot(b_q, tl.trans(b_k), input_precision=PRECISION)
         b_dp = tl.dot(b_g, tl.trans(b_v), input_precision=PRECISION)
-        b_z = short_heights(
-            b_raw, b_low, b_high, o_m, o_n, p_mask, mask_l, mask_s, queries, keys, a, scale, softcap, MASK, CAP, PLAIN,
-            EDGE,
+        b_z = tile_heights(
+            b_raw, b_low, b_high, i_n, whole_begin, whole_end, o_m, o_n, p_mask, mask_l, mask_s, queries, keys, a,
+            scale, softcap, MASK, CAP, PLAIN, EACH,
         )  # fmt: skip
-        b_w = tl.maximum((b_z - b_top[:, None]) * factor + b_depth[:, None], 0.0)
+        b_w = over(b_z, b_top[:, None], b_depth[:, None], factor, PRECISION)
         if DROP:
             b_dp *= kept(b_state, o_n[None, :], drop)
         b_dx = slope(b_w, r, R) * (b_dp - b_common[:, None])
@@ -176,13 +175,12 @@ def short_key_gradients(
             stop = tl.where((i_0 < last) & (i_0 + BN > first), end, begin)
             m_whole = (i_0 >= first) & (i_0 + BN <= last) & (solid > 0)
             past = tl.minimum(tl.where(m_whole, whole_end, whole_begin), stop)
-            for i_p in tl.static_range(0, 2):
-                b_dk, b_dv = _column_slopes(
-                    b_dk, b_dv, b_k, b_v, p_head_g, p_head_q, p_head_mask, p_seed, p_top, p_depth, p_common, g_l, q_l,
-                    mask_l, mask_s, o_head, o_n, o_d, o_v, begin, tl.minimum(whole_begin, stop), past,
-                    stop, queries, keys, a, r, scale, softcap, left, right, offset, drop,
-                    MASK, CAP, DROP, PLAIN, i_p == 0, R, D, BD, V, BV, BR, PRECISION, STAGES,
-                )  # fmt: skip
+            b_dk, b_dv = _column_slopes(
+                b_dk, b_dv, b_k, b_v, p_head_g, p_head_q, p_head_mask, p_seed, p_top, p_depth, p_common, g_l, q_l,
+                mask_l, mask_s, o_head, o_n, o_d, o_v, begin, tl.minimum(whole_begin, stop), past, stop, queries, keys,
+                a, r, scale, softcap, left, right, offset, drop, MASK, CAP, DROP, PLAIN, R, D, BD, V, BV, BR,
+                PRECISION, STAGES,
+            )  # fmt: skip
         o_key = (i_b * shared + i_g) * S + first_k + o_n
         m_n = (o_n < keys)[:, None]
         p_tile = p_dk + o_key[:, None] * D + o_d[None, :]
@@ -195,18 +193,17 @@ def short_key_gradients(
 def _column_slopes(
     b_dk, b_dv, b_k, b_v, p_grad, p_q, p_mask, p_seed, p_top, p_depth, p_common, g_l, q_l, mask_l, mask_s, o_head, o_n,
     o_d, o_v, begin, whole_begin, whole_end, end, queries, keys, a, r, scale, softcap, left, right, offset, drop,
-    MASK: tl.constexpr, CAP: tl.constexpr, DROP: tl.constexpr, PLAIN: tl.constexpr, EDGE: tl.constexpr, R: tl.constexpr,
-    D: tl.constexpr, BD: tl.constexpr, V: tl.constexpr, BV: tl.constexpr, BR: tl.constexpr, PRECISION: tl.constexpr,
+    MASK: tl.constexpr, CAP: tl.constexpr, DROP: tl.constexpr, PLAIN: tl.constexpr, R: tl.constexpr, D: tl.constexpr,
+    BD: tl.constexpr, V: tl.constexpr, BV: tl.constexpr, BR: tl.constexpr, PRECISION: tl.constexpr,
     STAGES: tl.constexpr,
 ):  # fmt: skip
-    """Return the gradients of a tile's keys and values after adding the blocks of queries of a kind."""
+    """Return the gradients of a tile's keys and values after adding blocks begin .. end of queries."""
     factor = unit(a, scale, PLAIN)
-    count, first, before, gap = tiles_of(begin, whole_begin, whole_end, end, EDGE)
-    for i_t in tl.range(0, count, num_stages=STAGES):
-        o_m = (first + i_t + tl.where(i_t < before, 0, gap)) * BR + tl.arange(0, BR)
+    for i_m in tl.range(begin, end, num_stages=STAGES):
+        o_m = i_m * BR + tl.arange(0, BR)
         m_rows = o_m < queries
-        b_q = load_rows(p_q, o_m, o_d, m_rows, q_l, D, BD)
-        b_g = load_rows(p_grad, o_m, o_v, m_rows, g_l, V, BV)
+        b_q = load_near(p_q, o_m, o_d, queries, q_l, D, BD)
+        b_g = load_near(p_grad, o_m, o_v, queries, g_l, V, BV)
         b_top, b_depth = load_thresholds(p_top, p_depth, o_head + o_m, m_rows)
         b_common = tl.load(p_common + o_head + o_m, mask=m_rows, other=0.0)
         # a weight of 1 has the derivative 0; rounding would leave a small multiple of a huge query
@@ -215,11 +212,11 @@ def _column_slopes(
         b_low, b_high = key_bounds(o_m, 0, keys, left, right, offset)
         b_raw = tl.dot(b_q, tl.trans(b_k), input_precision=PRECISION)
         b_dp = tl.dot(b_g, tl.trans(b_v), input_precision=PRECISION)
-        b_z = short_heights(
-            b_raw, b_low, b_high, o_m, o_n, p_mask, mask_l, mask_s, queries, keys, a, scale, softcap, MASK, CAP, PLAIN,
-            EDGE,
+        b_z = tile_heights(
+            b_raw, b_low, b_high, i_m, whole_begin, whole_end, o_m, o_n, p_mask, mask_l, mask_s, queries, keys, a,
+            scale, softcap, MASK, CAP, PLAIN, EACH,
         )  # fmt: skip
-        b_w = tl.maximum((b_z - b_top[:, None]) * factor + b_depth[:, None], 0.0)
+        b_w = over(b_z, b_top[:, None], b_depth[:, None], factor, PRECISION)
         b_p = weight(b_w, r, R)
         if DROP:
             b_keep = kept(row_states(p_seed, o_head + o_m), o_n[None, :], drop)

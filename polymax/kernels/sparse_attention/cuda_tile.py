@@ -7,13 +7,15 @@ import triton.language as tl
 
 from polymax.backend.triton_math import INTERPRETED
 from polymax.kernels.sparse_attention import tiles
-from polymax.kernels.sparse_attention.cuda_weights import kept, slope
+from polymax.kernels.sparse_attention.cuda_weights import kept, positive, slope
 
 # BM: queries of a block
 # BN: keys of a tile
 BM, BN = tl.constexpr(tiles.HEIGHT), tl.constexpr(tiles.WIDTH)
 # relative margin, far above the rounding of scores in another kernel
 MARGIN = tl.constexpr(1e-4)
+# a rounding of float32
+ROUNDING = tl.constexpr(2.0**-23)
 # the width of an unlimited window
 FAR = 1 << 29
 
@@ -96,6 +98,22 @@ def load_keys(p_k, o_n, o_d, keys, stride_l, D: tl.constexpr, BD: tl.constexpr, 
 
 
 @triton.jit
+def load_near(p_x, o_m, o_d, rows, stride_l, D: tl.constexpr, BD: tl.constexpr):
+    """Return rows as `load_rows` does, without a mask: the last row for all behind it. Offsets have 32 bits: see
+    short_rows.near.
+    """
+    p_tile = p_x + (tl.minimum(o_m, rows - 1) * stride_l)[:, None] + o_d[None, :]
+    if D == BD:
+        b_x = tl.load(p_tile)
+    else:
+        b_x = tl.load(p_tile, mask=(o_d < D)[None, :], other=0.0)
+    if INTERPRETED:
+        # the interpreter multiplies the bits of bfloat16
+        b_x = b_x.to(tl.float32)
+    return b_x
+
+
+@triton.jit
 def capped_units(b_raw, a, scale, softcap, CAP: tl.constexpr):
     """Return u = (alpha - 1) x of products q k^T."""
     if CAP:
@@ -171,6 +189,21 @@ def excess(
         PLAIN, EDGE,
     )  # fmt: skip
     return tl.maximum((b_z - b_top[:, None]) * unit(a, scale, PLAIN) + b_depth[:, None], 0.0)
+
+
+@triton.jit
+def over(b_z, b_top, b_depth, factor, PRECISION: tl.constexpr):
+    """Return w = (u - tau)_+ of scores z; tau is b_depth below the u of the row's largest z, b_top.
+
+    In half precision it is one instruction, a product and a sum that end at 0 and 1, which no w exceeds; tau is then
+    lower by no more than a rounding of u, so that the largest z always has weight.
+    """
+    if PRECISION == "tf32x3":
+        b_w = positive((b_z - b_top) * factor + b_depth)
+    else:
+        b_up = b_top * factor
+        b_w = positive(b_z * factor + (b_depth - (b_up - tl.minimum(tl.abs(b_up), 1e30) * ROUNDING)))
+    return b_w
 
 
 @triton.jit

@@ -42,6 +42,12 @@ def weight(b_w, r, R: tl.constexpr):
 
 
 @triton.jit
+def positive(b_w):
+    """Return the positive part of w, which is at most 1: an end at 0 and 1 is part of the instruction before it."""
+    return tl.minimum(tl.maximum(b_w, 0.0), 1.0)
+
+
+@triton.jit
 def newton_step(b_depth, b_f, b_g, a, R: tl.constexpr):
     """Return the depth after Newton's step on the r-norm, which never passes the threshold from below. f = sum w^r, g =
     sum w^(r - 1).

@@ -1,8 +1,9 @@
-"""The calls on CUDA that take the kernels of short rows, by sizes and options alone."""
+"""The calls on CUDA that take the kernels of short rows, by sizes and options alone, and the views that they read."""
 
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from polymax.backend.function import surely
 
@@ -23,3 +24,10 @@ def takes_short_rows(alpha: Any, longest_k: Any, channels: int, dtype: torch.dty
         return channels <= MOST_SINGLE_CHANNELS and surely(longest_k <= MOST_SINGLE_KEYS)
     most = MOST_KEYS.get(alpha if isinstance(alpha, float) else None, MOST_KEYS[None])
     return channels <= MOST_CHANNELS and surely(longest_k <= most)
+
+
+def near(t: Tensor) -> bool:
+    """Return True if kernels read a tensor (..., rows, channels) without a copy: channels lie side by side, and 32 bits
+    count the entries from the first row of a head to the last.
+    """
+    return t.stride(-1) == 1 and surely(t.shape[-2] * t.stride(-2) < 1 << 31)
