@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import polymax as pm
-from benchmarks import archive, layers, memory, parity, record, timing, workload
+from benchmarks import archive, layers, memory, packed, parity, record, timing, workload
 from benchmarks.__main__ import RESULTS, main
 from benchmarks.baselines import Competitor, Peer, TorchFunction, ours
 from benchmarks.cases import SUITES
@@ -462,3 +462,18 @@ def test_torch_is_enough():
     modules = "benchmarks.__main__, benchmarks.language_model"
     code = f"import sys; sys.modules.update(dict.fromkeys({blocked})); import {modules}"
     subprocess.run([sys.executable, "-c", code], check=True, env={"PYTHONPATH": ":".join(sys.path)})
+
+
+def test_packed_documents_have_the_loss_of_padded_ones(tmp_path, capsys):
+    pytest.importorskip("transformers", reason="transformers is not installed")
+    file = tmp_path / "packed.json"
+    sizes = ["--documents", "4", "--longest", "24", "--size", "16", "--layers", "1", "--heads", "2", "--steps", "1"]
+    assert packed.main([*sizes, "--out", str(file)]) == 0
+    found = json.loads(file.read_text())
+    assert found["loss_difference"] < 1e-6
+    assert min(found["padded_per_second"], found["packed_per_second"]) > 0
+    assert "times as fast" in capsys.readouterr().out
+    assert packed.main(["--documents", "3"]) == 1
+    assert "--documents must be an even number" in capsys.readouterr().err
+    rows = packed.documents(6, 30)
+    assert sum(map(len, rows)) == 90, "half of a padded batch is padding"
