@@ -4,7 +4,7 @@ Decoding is one query of each of 32 heads over a cache, of which all pages of ke
 """
 
 from collections.abc import Callable
-from functools import partial
+from functools import cache, partial
 
 import torch
 from torch import Tensor
@@ -89,6 +89,29 @@ def _decoded(q: Tensor, k: Tensor, v: Tensor, boxes: Tensor) -> Tensor:
     return pm.nn.scaled_dot_product_attention(q, k, v, mapping=pm.entmax, key_boxes=boxes)
 
 
+# blocks of 64 keys, and how sharp a router is that takes all blocks of a query's cluster
+BLOCK, ROUTER_SCALE = 64, 0.02
+
+
+@cache
+def router(heads: int, device: torch.device) -> pm.nn.BlockRoutedAttention:
+    """Attention to the blocks that sparsemax chooses."""
+    module = pm.nn.BlockRoutedAttention(heads, block=BLOCK, router="sparsemax").to(device)
+    torch.nn.init.constant_(module.router_scale, ROUTER_SCALE)
+    return module.requires_grad_(False)
+
+
+def _routed(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return router(len(q), q.device)(q[None], k[None], v[None], is_causal=True)[0]
+
+
+def routed(name: str, bars: dict[tuple[int, int], float]) -> FunctionCase:
+    """A quarter of the blocks of keys: each belongs to one of four clusters, and queries look for their own."""
+    sizes = {"cuda": tuple(Size((16, n, d), torch.bfloat16, Bar(bar)) for (n, d), bar in bars.items())}
+    problems = Problems(sizes, (BOTH,), Signature(partial(clustered, 4), like_queries), quick=(2, 250, 16))
+    return FunctionCase(name, ours(_routed, oracles.routed(ROUTER_SCALE, BLOCK)), problems, base=SDPA)
+
+
 FLAT = {(4096, 64): 1.5, (4096, 128): 1.5, (16384, 64): 1.5, (16384, 128): 1.5}
 LONG_FLAT = {(16384, 64): 1.5}
 
@@ -115,6 +138,7 @@ ATTENTION: list[Case] = [
     case("equal scores, sparsemax", partial(flat, 0.0), LONG_FLAT, 2.0),
     case("flat scores, deviation 0.3", partial(flat, 0.3), LONG_FLAT),
     case("flat scores, deviation 0.3, sparsemax", partial(flat, 0.3), LONG_FLAT, 2.0),
+    routed("a quarter of the blocks, routed", {(8192, 64): 1.0, (32768, 64): 0.45}),
     decoding("decoding", 0, 1.0),
     decoding("decoding, 5 % of the pages", 20, 0.5),
 ]

@@ -52,6 +52,41 @@ def padded(alpha: float) -> Mapping:
     return attention
 
 
+def routed(router_scale: float, block: int) -> Mapping:
+    """Causal softmax attention to blocks of keys that sparsemax of their means chooses; a query's own block and the
+    first are always on.
+    """
+
+    def rows(first: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        scores = q @ k.mT / q.shape[-1] ** 0.5
+        means = torch.stack([keys.mean(0) for keys in k.split(block)])
+        number, at = (torch.arange(n, device=q.device) for n in (len(means), len(q)))
+        own = ((at + first) // block)[:, None]
+        candidates = (number < own) & (number > 0)
+        likes = router_scale * (q @ means.mT) / q.shape[-1] ** 0.5
+        # a row without candidates has a distribution over nothing
+        likes = likes.masked_fill(~candidates & candidates.any(1, keepdim=True), -torch.inf)
+        prior = oracles.sparsemax(likes)
+        chosen = candidates & (prior > 0)
+        bias = torch.where(chosen, torch.where(chosen, prior, 1).log(), -torch.inf)
+        bias = bias.masked_fill((number == own) | (number == 0), 0).repeat_interleave(block, 1)[:, : len(k)]
+        seen = torch.arange(len(k), device=q.device) <= at[:, None] + first
+        return oracles.softmax((scores + bias).masked_fill(~seen, -torch.inf)) @ v
+
+    def head(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        height = max(ENTRIES // len(q), 1)
+        firsts = range(0, len(q), height)
+        parts = [checkpoint(rows, n, q[n : n + height], k, v, use_reentrant=False) for n in firsts]
+        return torch.cat(parts)
+
+    def attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+        heads = zip(*(t.to(device) for t in (q, k, v)), strict=True)
+        return torch.stack([head(*one) for one in heads]).to(q.device)
+
+    return attention
+
+
 softmax = partial(_attention, oracles.softmax)
 sparsemax = partial(_attention, oracles.sparsemax)
 
