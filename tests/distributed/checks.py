@@ -6,6 +6,7 @@ no process leaves the others waiting.
 
 import math
 from functools import partial
+from itertools import product
 
 import torch
 import torch.distributed as dist
@@ -204,11 +205,12 @@ def chains():
     u, t = torch.randn(6, 6, 4, dtype=torch.float64), torch.randn(4, 4, dtype=torch.float64)
     tags = torch.randint(4, (6, 6)).masked_fill(torch.arange(6) >= lengths[:, None], -1)
     chain = pm.Chain(lengths)
-    for mesh, places, shared in (
+    layouts = (
         (mesh_of(4), [Shard(0)], [Replicate()]),
         (mesh_of(2, 2), [Shard(0), Shard(0)], [Replicate(), Replicate()]),
         (mesh_of(2, 2), [Replicate(), Shard(0)], [Replicate(), Replicate()]),
-    ):
+    )
+    for k, (mesh, places, shared) in enumerate(layouts):
         losses = {
             "crf": pm.crf_loss,
             "perceptron": pm.perceptron_loss,
@@ -217,18 +219,19 @@ def chains():
             "margin": pm.margin_sparsemap_loss,
             "dp": lambda s, x, y, reduction: pm.smoothed_dp_loss(s, pm.Gini(), x, y, reduction),
         }
-        for name, loss in losses.items():
-            for reduction in ("mean", "sum", "none"):
-                leaves = [u.clone().requires_grad_(), t.clone().requires_grad_()]
-                parts = [placed(u, mesh, places, True), placed(t, mesh, shared, True)]
-                value = loss(chain, tuple(leaves), tags, reduction=reduction)
-                found = loss(chain, tuple(parts), placed(tags, mesh, places), reduction=reduction)
-                g = torch.rand_like(value)
-                given = placed(g, mesh, found.placements)
-                slopes, split = torch.autograd.grad(value, leaves, g), torch.autograd.grad(found, parts, given)
-                said += differences(f"{name} {reduction}", [found, *split], [value, *slopes])
-                if split[1].placements != parts[1].placements:
-                    said.append(f"{name}: the gradient of shared scores is {split[1].placements}")
+        for j, (name, loss) in enumerate(losses.items()):
+            # in turn: each loss has all three, and so has each mesh
+            reduction = ("mean", "sum", "none")[(j + k) % 3]
+            leaves = [u.clone().requires_grad_(), t.clone().requires_grad_()]
+            parts = [placed(u, mesh, places, True), placed(t, mesh, shared, True)]
+            value = loss(chain, tuple(leaves), tags, reduction=reduction)
+            found = loss(chain, tuple(parts), placed(tags, mesh, places), reduction=reduction)
+            g = torch.rand_like(value)
+            given = placed(g, mesh, found.placements)
+            slopes, split = torch.autograd.grad(value, leaves, g), torch.autograd.grad(found, parts, given)
+            said += differences(f"{name} {reduction}", [found, *split], [value, *slopes])
+            if split[1].placements != parts[1].placements:
+                said.append(f"{name}: the gradient of shared scores is {split[1].placements}")
         found = pm.SparseMap(chain)(*parts)
         said += differences("SparseMap", found, pm.SparseMap(chain)(u, t))
     return said
@@ -262,21 +265,21 @@ def class_losses():
     q = torch.rand(5, 7, 6, dtype=torch.float64).softmax(-1)
     w = torch.rand(6, dtype=torch.float64) + 0.1
     mesh = mesh_of(4)
-    for alpha in (1.0, 1.5, 2.0, 3.0):
-        for reduction in ("mean", "sum", "none"):
-            for weight, smoothing in ((None, 0.0), (w, 0.1)):
-                for target in (y, q):
-                    for sharded in (0, 2):
-                        leaf, part = x.clone().requires_grad_(), placed(x, mesh, [Shard(sharded)], True)
-                        options = {"alpha": alpha, "reduction": reduction, "label_smoothing": smoothing}
-                        places = [Shard(0)] if sharded == 0 else [Replicate()]
-                        value = pm.entmax_loss(leaf, target, weight=weight, **options)
-                        given = None if weight is None else placed(weight, mesh, [Replicate()])
-                        found = pm.entmax_loss(part, placed(target, mesh, places), weight=given, **options)
-                        g = torch.rand_like(value)
-                        (slope,) = torch.autograd.grad(value, leaf, g)
-                        (split,) = torch.autograd.grad(found, part, placed(g, mesh, found.placements))
-                        said += differences(f"{alpha} {reduction} {sharded}", [found, split], [value, slope])
+    for k, (alpha, dense, sharded) in enumerate(product((1.0, 1.5, 2.0, 3.0), (False, True), (0, 2))):
+        # in turn: all pairs of options are met
+        reduction = ("mean", "sum", "none")[k % 3]
+        weight, smoothing = (w, 0.1) if k // 4 % 2 == dense else (None, 0.0)
+        target = q if dense else y
+        leaf, part = x.clone().requires_grad_(), placed(x, mesh, [Shard(sharded)], True)
+        options = {"alpha": alpha, "reduction": reduction, "label_smoothing": smoothing}
+        places = [Shard(0)] if sharded == 0 else [Replicate()]
+        value = pm.entmax_loss(leaf, target, weight=weight, **options)
+        given = None if weight is None else placed(weight, mesh, [Replicate()])
+        found = pm.entmax_loss(part, placed(target, mesh, places), weight=given, **options)
+        g = torch.rand_like(value)
+        (slope,) = torch.autograd.grad(value, leaf, g)
+        (split,) = torch.autograd.grad(found, part, placed(g, mesh, found.placements))
+        said += differences(f"{options} {dense} {sharded}", [found, split], [value, slope])
     return said
 
 
@@ -322,15 +325,13 @@ WORD_OPTIONS = [
 def word_losses():
     """Losses of a linear layer: uneven and empty shards, flat rows, ignored rows, a process without a target."""
     said = []
-    at = 0
-    for shape, of_rows, of_words in LAYOUTS:
+    for k, (shape, of_rows, of_words) in enumerate(LAYOUTS):
         mesh = mesh_of(*shape)
-        for alpha in (1.5, 1.0, 2.0, 1.2, "learned"):
-            for scale, words in ((1.0, 401), (0.01, 401), (1.0, 3)):
-                # options in turn: all pairs of options and layouts are met
-                options = dict(WORD_OPTIONS[at % len(WORD_OPTIONS)])
-                at += 1
-                said += _word_loss(mesh, of_rows, of_words, alpha, scale, words, options)
+        for j, alpha in enumerate((1.5, 1.0, 2.0, 1.2, "learned")):
+            # in turn: all pairs of options, rows, layouts and alphas are met
+            scale, words = ((1.0, 401), (0.01, 401), (1.0, 3))[(k - j) % 3]
+            options = dict(WORD_OPTIONS[(j + k) % len(WORD_OPTIONS)])
+            said += _word_loss(mesh, of_rows, of_words, alpha, scale, words, options)
     return said
 
 

@@ -9,7 +9,6 @@ import os
 import pickle
 import signal
 import socket
-import sys
 import tempfile
 import time
 import traceback
@@ -21,6 +20,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
+from forked import FORKED, write_to
 
 # seconds in which all processes answer, most of which a first run compiles, and in which the others do after an error
 PATIENCE, AFTER_ERROR = 540, 60
@@ -41,7 +41,8 @@ class Processes:
         with socket.socket() as s:
             s.bind(("127.0.0.1", 0))
             port = s.getsockname()[1]
-        context = mp.get_context("spawn")
+        # a forked process cannot use a GPU that the server has looked for
+        context = FORKED if self.device == "cpu" else mp.get_context("spawn")
         for rank in range(self.size):
             ours, theirs = context.Pipe()
             given = rank, self.size, port, theirs, self.device, str(self._output(rank))
@@ -123,7 +124,9 @@ class Processes:
 
 
 def _serve(rank, size, port, pipe, device, output):
-    _write_to(output)
+    write_to(output)
+    # the stacks of all threads, if a signal ends the process
+    faulthandler.enable()
     os.environ["OMP_NUM_THREADS"] = "1"
     # Accelerate, Lightning and Transformers read these, and take the group that is there
     told = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": size, "LOCAL_WORLD_SIZE": size, "MASTER_PORT": port}
@@ -145,17 +148,6 @@ def _serve(rank, size, port, pipe, device, output):
             pipe.send((True, pickle.dumps(result)))
         except Exception:
             pipe.send((False, traceback.format_exc()))
-
-
-def _write_to(output):
-    """Send standard output and errors of this process to a file, and stacks of its threads if a signal ends it."""
-    # the file is open until the process ends
-    file = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
-    for stream in (sys.stdout, sys.stderr):
-        stream.flush()
-    os.dup2(file, 1)
-    os.dup2(file, 2)
-    faulthandler.enable()
 
 
 def _gather_on_the_host():

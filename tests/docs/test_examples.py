@@ -1,11 +1,10 @@
 """Every example runs as it stands, and prints what it promises; so do the outputs that the site shows."""
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from forked import run_script
 
 from website import shown
 
@@ -47,13 +46,16 @@ def test_the_output_on_the_site_is_of_this_code(name):
 
 
 @pytest.mark.parametrize("name", EXPECTED)
-def test_example(name):
-    run = subprocess.run(
-        [sys.executable, str(ROOT / "examples" / name), *SHORTER.get(name, [])],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        cwd=ROOT,
-    )
-    assert run.returncode == 0, run.stderr
-    assert EXPECTED[name] in run.stdout
+def test_example(name, tmp_path):
+    code, written = run_script(ROOT / "examples" / name, *SHORTER.get(name, []), output=tmp_path / "output.txt")
+    assert code == 0, written
+    assert EXPECTED[name] in written
+
+
+def test_an_example_that_fails_says_so(tmp_path):
+    broken = tmp_path / "broken.py"
+    broken.write_text("import sys\n\nprint(sys.argv[1])\nassert __name__ != '__main__', 'no module'\n")
+    code, written = run_script(broken, "--steps", output=tmp_path / "output.txt")
+    assert code == 1
+    assert written.startswith("--steps\n")
+    assert "AssertionError: no module" in written
