@@ -205,7 +205,8 @@ def test_parity(name, file, dtype, n):
     tangents = tuple(randn(*x.shape, seed=7 + k).to(dtype) for k, x in enumerate(scores))
     g = torch.linspace(-1, 2, scores[0].shape[0], dtype=dtype)
     interpreted = file == "cuda" and not GPU
-    chosen = alphas(n, dtype) if interpreted else ALPHAS if GPU or dtype == torch.float64 else [1.0, 2.0]
+    # compiled kernels compute in float64, and have files of their own for float32 under alpha 1 alone
+    chosen = alphas(n, dtype) if interpreted else ALPHAS if GPU or dtype == torch.float64 else [1.0]
     for alpha in chosen:
         exact = passes_of(
             folder, "reference", [x.double() for x in scores], index, options, alpha,
