@@ -5,6 +5,7 @@ import math
 
 import pytest
 import torch
+from plain_peers import import_plain
 from tolerances import close
 
 import polymax as pm
@@ -178,6 +179,7 @@ def test_gradients_of_distances(name):
 
 
 def test_common_subsequences_are_tslearn_s():
+    import_plain()
     peer = pytest.importorskip("tslearn.metrics")
     x, y = (torch.randn(n, 1, dtype=torch.float64) for n in (9, 7))
     found = 1 - pm.lcss_distance(x, y, 0.4)

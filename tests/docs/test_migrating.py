@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from plain_peers import import_plain
 from tolerances import close
 
 import polymax as pm
@@ -62,6 +63,7 @@ def test_torch_struct():
 
 
 def test_soft_dtw():
+    import_plain()
     pysdtw, tslearn = pytest.importorskip("pysdtw"), pytest.importorskip("tslearn.metrics")
     x, y = leaf(2, 5, 3), torch.randn(2, 4, 3, dtype=torch.float64)
     ours = pm.soft_dtw(pm.squared_euclidean(x, y), gamma=1.0)
