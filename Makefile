@@ -8,6 +8,8 @@ READY := $(VENV)/.ready
 DEMO := $(VENV)/.demo
 # a line for each package that pip fetches, and one for the installation
 PACKAGES := sed -u -n 's/^Collecting \([^ ]*\).*/  \1/p;s/^Installing .*/  installing all of them/p'
+# each process has the tests of whole folders, and what they share, until the other one has none left
+TESTS := $(BIN)/python -m pytest -n 2 --dist worksteal
 
 .PHONY: demo docs test lint types tests warm test-gpu sanitize-gpu bench clean
 
@@ -21,7 +23,7 @@ docs: $(READY)
 test: lint
 	# one core checks types while the other compiles
 	$(MAKE) --jobs 2 types warm
-	$(BIN)/python -m pytest -n 2
+	$(TESTS)
 
 lint: $(READY)
 	$(BIN)/ruff check .
@@ -31,7 +33,7 @@ types: $(READY)
 	$(BIN)/mypy
 
 tests: warm
-	$(BIN)/python -m pytest -n 2
+	$(TESTS)
 
 # kernels that most tests need, each by one process: workers of the tests would compile the same ones side by side
 warm: $(READY)
