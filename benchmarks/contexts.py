@@ -6,10 +6,10 @@
 
 A plan says contexts, sizes and lengths of trainings: `minutes` is for one GPU and ten minutes, `full` for days of one,
 `cpu` for a quarter of an hour of one core. Models of a context differ in their attention alone: first weights and
-windows are the same. Each is trained once for a number of steps, and once for a number of seconds; in `minutes` for
-seconds alone, at a learning rate that does not depend on them: two models can be compared by steps, too. Whole packages
-are held out. A name that ends in +scaling has scores multiplied by a learned function of the number of keys. Softmax
-uses the fastest of torch's kernels, which are timed first.
+windows are the same. Each is trained once for a number of steps, and once for a number of seconds; in `minutes` at a
+learning rate that does not depend on them, so that trainings by seconds can be compared by steps, too. Whole packages
+are held out. A name that ends in +scaling has scores multiplied by a learned function of the number of keys; one that
+ends in +window sees the last keys alone. Softmax uses the fastest of torch's kernels, which are timed first.
 """
 
 import argparse
@@ -17,21 +17,17 @@ import hashlib
 import math
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass
 from functools import cache, partial
 from statistics import mean, median
-from time import perf_counter
 from typing import Any
-from unittest.mock import patch
 
 import torch
 from torch import Tensor
-from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.nn.functional import cross_entropy, scaled_dot_product_attention
+from torch.nn.functional import cross_entropy
 
-import polymax as pm
-from benchmarks import grid
+from benchmarks import grid, softmax_kernels
 from benchmarks.language_model import Training, batch_of, trained
 from polymax_recipes.lm.data import Windows
 from polymax_recipes.lm.model import LanguageModel
@@ -40,17 +36,13 @@ from polymax_recipes.lm.task import LanguageModelOptions
 from polymax_recipes.lm.tokens import Bytes
 
 SCALED = "+scaling"
+WINDOWED = "+window"
 NAMES = ("softmax", "entmax", "sparsemax", "adaptive-entmax")
-ALL = (*NAMES, *(name + SCALED for name in NAMES))
+ALL = (*NAMES, *(name + SCALED for name in NAMES), "softmax" + WINDOWED)
 # supports are measured on windows of at most so many tokens: the time is quadratic
 MEASURED = 8_192
 # positions whose scores of all tokens are computed at once
 POSITIONS = 8_192
-BACKENDS = {
-    "cudnn": SDPBackend.CUDNN_ATTENTION,
-    "flash": SDPBackend.FLASH_ATTENTION,
-    "memory-efficient": SDPBackend.EFFICIENT_ATTENTION,
-}
 
 
 @dataclass(frozen=True)
@@ -86,8 +78,8 @@ class Plan:
 
 
 FULL: dict[str, Any] = {"size": 768, "layers": 12, "heads": 12}
-BRIEF: dict[str, Any] = {"size": 512, "layers": 6, "heads": 8, "constant": True, "seeds": 1}
-BRIEF |= {"attentions": ("softmax", "entmax", "sparsemax")}
+BRIEF: dict[str, Any] = {"size": 512, "layers": 6, "heads": 8, "constant": True}
+BRIEF |= {"attentions": ("softmax", "softmax+window", "entmax", "sparsemax")}
 PLANS = {
     "full": Plan(
         (
@@ -107,8 +99,16 @@ PLANS = {
     ),
     "minutes": Plan(
         (
-            Shape(32_768, batch_size=1, budgets={"seconds": (0, 30)}, every=60, **BRIEF),
-            Shape(4_096, batch_size=8, budgets={"seconds": (0, 10)}, every=60, **BRIEF),
+            Shape(32_768, batch_size=1, budgets={"seconds": (0, 30), "steps": (440, 0)}, every=60, **BRIEF),
+            Shape(4_096, batch_size=8, budgets={"seconds": (0, 8), "steps": (300, 0)}, every=60, **BRIEF),
+            # a small model: a step of the others takes a second
+            Shape(
+                131_072,
+                batch_size=1,
+                budgets={"seconds": (0, 25)},
+                every=30,
+                **{**BRIEF, "size": 256, "layers": 2, "heads": 4},
+            ),
         ),
         learned=64 << 20,
         held_out=1 << 20,
@@ -153,7 +153,7 @@ def jobs(options: argparse.Namespace) -> Iterator[grid.Job]:
     unknown = [context for context in options.context or () if context not in known]
     if unknown:
         raise ValueError(f"--context: {options.plan} has {', '.join(map(str, known))}; got {unknown[0]}")
-    for seed in range(options.seeds):
+    for seed in grid.seeds(options):
         for shape in plan.shapes:
             if seed >= shape.seeds or shape.context not in (options.context or known):
                 continue
@@ -180,7 +180,7 @@ def jobs(options: argparse.Namespace) -> Iterator[grid.Job]:
 def chosen(shape: Shape, attention: str) -> LanguageModelOptions:
     """Return the options of `polymax train lm` for a model."""
     return LanguageModelOptions(
-        attention=attention.removesuffix(SCALED),
+        attention=attention.removesuffix(SCALED).removesuffix(WINDOWED),
         length_scaling=attention.endswith(SCALED),
         context=shape.context,
         size=shape.size,
@@ -194,13 +194,9 @@ def run(plan: Plan, shape: Shape, attention: str, how: Training, compiled: bool)
     train, windows, facts = texts(plan, shape.context)
     torch.manual_seed(how.seed)
     model = LanguageModel(chosen(shape, attention), len(Bytes())).to(how.device)
-    facts |= {"weights": sum(parameter.numel() for parameter in model.parameters()), "kernels": {}}
-    kernel: AbstractContextManager[Any] = nullcontext()
+    facts["weights"] = sum(parameter.numel() for parameter in model.parameters())
+    kernel, facts["kernels"], facts["kernel"] = kernel_of(shape, attention, how)
     if how.device == "cuda":
-        if attention.startswith("softmax"):
-            facts["kernels"] = softmax_times(shape)
-            facts["kernel"] = min(facts["kernels"], key=facts["kernels"].__getitem__)
-            kernel = uncompiled_softmax(BACKENDS[facts["kernel"]])
         torch.cuda.reset_peak_memory_stats()
     if compiled:
         for block in model.layers:
@@ -240,6 +236,23 @@ def run(plan: Plan, shape: Shape, attention: str, how: Training, compiled: bool)
         "tokens_per_second": median(rates[len(rates) // 2 :]) if rates else None,
         "peak_gib": peak or None,
     }
+
+
+def kernel_of(
+    shape: Shape, attention: str, how: Training
+) -> tuple[AbstractContextManager[None], dict[str, float], str | None]:
+    """Return where a model attends by the fastest of torch's kernels, their milliseconds, and the name of that one."""
+    window = attention.endswith(WINDOWED)
+    if how.device == "cpu" or not attention.startswith("softmax"):
+        return softmax_kernels.windows(softmax_kernels.blocks) if window else nullcontext(), {}, None
+    found = softmax_kernels.kernels(shape.context, window)
+    dtype = torch.bfloat16 if shape.precision == "bf16" else torch.float32
+    size = shape.batch_size, shape.heads, shape.context, shape.size // shape.heads
+    with how.autocast():
+        # as in the training, so that what is compiled here is used there
+        taken = softmax_kernels.times(found, size, dtype)
+    best = min(taken, key=taken.__getitem__)
+    return softmax_kernels.windows(found[best]) if window else softmax_kernels.all_keys(best), taken, best
 
 
 @cache
@@ -296,41 +309,6 @@ def supports(model: LanguageModel, how: Training, windows: Tensor) -> dict[str, 
         "mean_support": [float(layer.mean_support.mean()) for layer in layers],
         "zeros": [float(layer.zeros.mean()) for layer in layers],
     }
-
-
-@contextmanager
-def uncompiled_softmax(backend: SDPBackend) -> Iterator[None]:
-    """Let torch's softmax attention run by a kernel, between the compiled parts of a layer.
-
-    While a graph is compiled, tensors have no values: torch's choice among its kernels is another one then.
-    """
-    outside = torch.compiler.disable(pm.nn.scaled_dot_product_attention)
-    with patch.object(pm.nn, "scaled_dot_product_attention", outside), sdpa_kernel([backend]):
-        yield
-
-
-def softmax_times(shape: Shape) -> dict[str, float]:
-    """Return the milliseconds of torch's kernels of softmax attention with its gradient, of those that take a shape."""
-    dtype = torch.bfloat16 if shape.precision == "bf16" else torch.float32
-    size = (3, shape.batch_size, shape.heads, shape.context, shape.size // shape.heads)
-    query, key, value = (part.requires_grad_() for part in torch.randn(size, device="cuda", dtype=dtype))
-    found = {}
-    for name, backend in BACKENDS.items():
-        try:
-            with sdpa_kernel([backend]):
-                for timed in (False, True):
-                    torch.cuda.synchronize()
-                    began = perf_counter()
-                    for _ in range(5):
-                        scaled_dot_product_attention(query, key, value, is_causal=True).sum().backward()
-                    torch.cuda.synchronize()
-                    if timed:
-                        found[name] = 200 * (perf_counter() - began)
-        except RuntimeError as error:
-            grid.tell(f"softmax by {name}: {str(error).splitlines()[0]}")
-    if not found:
-        raise ValueError("no kernel of torch's softmax attention takes this shape")
-    return found
 
 
 def table(rows: Sequence[dict[str, Any]]) -> str:

@@ -37,12 +37,18 @@ def add_options(parser: argparse.ArgumentParser, plans: Sequence[str]) -> None:
     parser.add_argument("plan", choices=plans)
     parser.add_argument("runs", type=Path, help="folder with a file for each training")
     parser.add_argument("--seeds", type=int, default=3, help="the number of trainings that differ in the seed")
+    parser.add_argument("--seed", type=int, action="append", help="one of them alone; may be repeated")
     parser.add_argument("--minutes", type=float, default=0.0, help="begin no training after so many; 0 for no limit")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--machine", help="its name in the results; by default that of its processor or GPU")
     parser.add_argument("--shared", action="store_true", help="other processes use the device: keep no speeds")
     parser.add_argument("--commit", help="of a tree that is a copy without its history")
     parser.add_argument("--keep", action="store_true", help="add a file to benchmarks/results")
+
+
+def seeds(options: argparse.Namespace) -> Sequence[int]:
+    """Return the seeds of the trainings."""
+    return options.seed or range(options.seeds)
 
 
 def rows(jobs: Sequence[Job], options: argparse.Namespace) -> list[dict[str, Any]]:

@@ -101,7 +101,7 @@ def jobs(options: argparse.Namespace) -> Iterator[grid.Job]:
     unknown = [name for name in options.problem or () if name not in plans]
     if unknown:
         raise ValueError(f"--problem: {options.plan} has {', '.join(plans)}; got {unknown[0]}")
-    for seed in range(options.seeds):
+    for seed in grid.seeds(options):
         for name, plan in plans.items():
             for attention in (options.attention or NAMES) if name in (options.problem or plans) else ():
                 setting = replace(plan.setting, attention=attention, seed=seed)

@@ -170,7 +170,7 @@ def jobs(options: argparse.Namespace) -> Iterator[grid.Job]:
     if unknown:
         raise ValueError(f"--method: {options.plan} has {', '.join(plan.methods)}; got {unknown[0]}")
     files = data(plan, options.data, options.runs)
-    for seed in range(options.seeds):
+    for seed in grid.seeds(options):
         for name in options.method or plan.methods:
             # a method's options win over those of a short training: they are what it is
             short = plan.short if options.short else {}

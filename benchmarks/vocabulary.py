@@ -82,7 +82,7 @@ def main() -> int:
 def jobs(options: argparse.Namespace) -> Iterator[grid.Job]:
     """Yield the trainings, seeds in the outermost loop."""
     plan = PLANS[options.plan]
-    for seed in range(options.seeds):
+    for seed in grid.seeds(options):
         for loss in options.loss or LOSSES:
             how = Training(
                 options.device, options.steps or plan.steps, 0.0, plan.batch_size, plan.lr, plan.precision, seed
