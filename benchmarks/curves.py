@@ -7,6 +7,7 @@ from statistics import mean
 from typing import Any
 
 from benchmarks import archive
+from benchmarks.grid_tables import comparable
 
 STYLE = (
     ".c0{stroke:#2f63c4;fill:#2f63c4}.c1{stroke:#c4552f;fill:#c4552f}.c2{stroke:#2f8f5b;fill:#2f8f5b}"
@@ -72,21 +73,23 @@ def panel(axes: Axes, series: Mapping[str, Sequence[Point]]) -> tuple[str, str]:
     return "".join(parts), f"{axes.title}: {'; '.join(said)}."
 
 
-def contexts(machine: str, plan: str, context: int, budget: str, over: str) -> tuple[str, str]:
+def contexts(machine: str, plan: str, context: int, over: str) -> tuple[str, str]:
     """Return a panel with the held-out loss of each attention over its training.
 
-    budget: steps or seconds, what limited the trainings; over: step or seconds, the axis
+    over: the axis, seconds or step; trainings that were limited by it, and those that can be compared by it
     """
     kept = archive.trainings(machine, "contexts", plan)
-    rows = [row for row in kept["rows"] if (row["context"], row["budget"]) == (context, budget)]
+    every = [row for row in kept["rows"] if row["context"] == context]
+    limited = [row for row in every if row["budget"].startswith(over)]
+    rows = (comparable(every) or limited) if over == "step" else limited
     series = {name: _over(over, some) for name, some in _by(rows, "attention").items()}
     most = max(point.x for points in series.values() for point in points)
     values = [value for points in series.values() for point in points for value in point.values]
     # the first losses, of models that have learned little, are above the picture
-    high = min(max(values), 2 * min(values)) if budget == "seconds" else max(values)
+    high = min(max(values), 2 * min(values)) if rows[0].get("constant") else max(values)
     first, last = 0.5 * int(2 * min(values)), 0.5 * (int(2 * high) + 1)
     marks = {first + k * (last - first) / 4: f"{first + k * (last - first) / 4:.3g}" for k in range(5)}
-    seeds = len(rows) // len(series)
+    seeds = max(len(some) for some in _by(rows, "attention").values())
     unit = "steps" if over == "step" else "seconds"
     axes = Axes(
         f"Held-out bits per byte{'' if over == 'step' else ' by time'}, context {context:,}",
@@ -125,13 +128,14 @@ def charts() -> dict[str, list[tuple[str, str]]]:
     found: dict[str, list[tuple[str, str]]] = {}
     for machine, plan in archive.plans("contexts"):
         rows = archive.trainings(machine, "contexts", plan)["rows"]
-        sizes = sorted({row["context"] for row in rows if row["budget"] == "steps"})
+        sizes = sorted({row["context"] for row in rows if row["budget"] == "steps" and not row.get("constant")})
         if sizes:
-            found[f"contexts-{machine}-{plan}.svg"] = [contexts(machine, plan, size, "steps", "step") for size in sizes]
+            found[f"contexts-{machine}-{plan}.svg"] = [contexts(machine, plan, size, "step") for size in sizes]
         # with a learning rate that does not depend on the seconds, steps can be compared, too
-        for size in sorted({row["context"] for row in rows if row["budget"] == "seconds" and row.get("constant")}):
-            panels = [contexts(machine, plan, size, "seconds", over) for over in ("seconds", "step")]
-            found[f"contexts-{machine}-{plan}-{size}.svg"] = panels
+        for size in sorted({row["context"] for row in rows if row.get("constant")}):
+            timed = any(row["budget"] == "seconds" for row in rows if row["context"] == size)
+            axes = ("seconds", "step") if timed else ("step",)
+            found[f"contexts-{machine}-{plan}-{size}.svg"] = [contexts(machine, plan, size, over) for over in axes]
     for machine, plan in archive.plans("lengths"):
         problems = dict.fromkeys(row["problem"] for row in archive.trainings(machine, "lengths", plan)["rows"])
         found[f"lengths-{machine}-{plan}.svg"] = [lengths(machine, plan, problem) for problem in problems]

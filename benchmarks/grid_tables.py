@@ -1,7 +1,8 @@
 """Tables of grids of trainings, and of what reproduces the figures of papers."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from statistics import mean
+from typing import Any
 
 from benchmarks import archive
 from benchmarks.published import PUBLISHED_LENGTHS, REPRODUCED
@@ -42,22 +43,23 @@ def lengths_published() -> str:
 
 
 def _spread(shares: Sequence[float]) -> str:
-    """Return the mean of shares in per cent, and the least and the largest if there are several."""
-    middle = f"{100 * mean(shares):.1f}"
-    return middle if len(shares) == 1 else f"{middle} ({100 * min(shares):.0f} to {100 * max(shares):.0f})"
+    """Return the mean of shares in per cent, and the least and the largest if they differ in the whole part."""
+    middle, low, high = f"{100 * mean(shares):.1f}", f"{100 * min(shares):.0f}", f"{100 * max(shares):.0f}"
+    return middle if low == high else f"{middle} ({low} to {high})"
 
 
-def contexts(machine: str, plan: str) -> str:
-    """Losses, speed, memory and supports of language models by context, limit and attention."""
+def contexts(machine: str, plan: str, context: str | None = None) -> str:
+    """Losses, speed, memory and supports of language models by context, limit and attention, of one context or all."""
     kept = archive.trainings(machine, "contexts", plan)
     kinds = dict.fromkeys((row["context"], row["budget"], row["attention"]) for row in kept["rows"])
     lines = []
-    for kind in kinds:
+    for kind in sorted((one for one in kinds if context in (None, str(one[0]))), key=lambda one: one[1] == "steps"):
         rows = [row for row in kept["rows"] if (row["context"], row["budget"], row["attention"]) == kind]
         limit = f"{rows[0]['steps_asked']:,} steps" if kind[1] == "steps" else f"{rows[0]['seconds_asked']:g} s"
         layers = [mean(ones) for ones in zip(*(row["curve"][-1]["supports"]["mean_support"] for row in rows))]
         peak = mean(row["peak_gib"] for row in rows) if rows[0]["peak_gib"] is not None else None
-        cells = [f"{kind[0]:,}", limit, kind[2], _range_of([row["bits_per_byte"] for row in rows])]
+        name = f"{kind[2]} ({rows[0]['kernel']})" if rows[0].get("kernel") else kind[2]
+        cells = [f"{kind[0]:,}", limit, name, _range_of([row["bits_per_byte"] for row in rows])]
         cells += [_mean_of([row[name] for row in rows]) for name in ("steps", "tokens_per_second")]
         cells += [", ".join(f"{layer:,.0f}" for layer in layers), "" if peak is None else f"{peak:.1f}"]
         lines.append([*cells, str(len(rows))])
@@ -68,30 +70,49 @@ def contexts(machine: str, plan: str) -> str:
 def equal_steps(machine: str, plan: str, context: str, measure: str = "held_out") -> str:
     """Held-out losses and seconds, or mean supports, at steps at which all models of a context were measured."""
     kept = archive.trainings(machine, "contexts", plan)
-    rows = [row for row in kept["rows"] if row["context"] == int(context)]
-    if not all(row["constant"] for row in rows):
+    rows = comparable(row for row in kept["rows"] if row["context"] == int(context))
+    if not rows:
         raise ValueError(f"{machine}/contexts: learning rates of {plan} depend on the length of the training")
-    found = {row["attention"]: {part["step"]: part for part in row["curve"]} for row in rows}
-    # the last measurement of a training is after steps of its own
-    common = sorted(set.intersection(*({part["step"] for part in row["curve"][:-1]} for row in rows)))
+    common = common_steps(rows)
     # four of them, the last among them
     at = common[:: -max(1, -(-len(common) // 4))][::-1]
     lines = []
-    for name, parts in found.items():
-        some = [parts[step] for step in at]
-        if measure == "held_out":
-            cells = [f"{part['held_out']:.2f} ({part['seconds']:.0f} s)" for part in some]
-        else:
-            cells = [f"{mean(part['supports']['mean_support']):,.1f}" for part in some]
-        lines.append([name, *cells])
-    what = "bits per byte (seconds)" if measure == "held_out" else "keys a query attends to, mean of all layers"
+    for name in dict.fromkeys(row["attention"] for row in rows):
+        some = [row for row in rows if row["attention"] == name]
+        curves = [{part["step"]: part for part in row["curve"]} for row in some]
+        # others used the device
+        timed = all(row["tokens_per_second"] is not None for row in some)
+        lines.append([name, *(_at_step([curve[step] for curve in curves], measure, timed) for step in at)])
+    what = "bits per byte" if measure == "held_out" else "keys a query attends to, mean of all layers"
+    if measure == "held_out" and any(row["tokens_per_second"] is not None for row in rows):
+        what += "; seconds"
     return f"{grid([what, *(f'{step:,} steps' for step in at)], lines)}\n\n{source(kept, f'{machine}/contexts')}"
 
 
-def positions(machine: str, plan: str, budget: str = "steps") -> str:
-    """Losses of language models by the position in the window, means over seeds."""
+def common_steps(rows: Sequence[dict[str, Any]]) -> list[int]:
+    """Return the steps at which all trainings were measured; the last measurement is after steps of its own."""
+    return sorted(set.intersection(*({part["step"] for part in row["curve"][:-1]} for row in rows)))
+
+
+def _at_step(parts: Sequence[dict[str, Any]], measure: str, timed: bool) -> str:
+    """Return what the seeds of a model have at a step."""
+    if measure != "held_out":
+        return f"{mean(mean(part['supports']['mean_support']) for part in parts):,.1f}"
+    bits = _range_of([part["held_out"] for part in parts], ".2f")
+    return f"{bits}; {mean(part['seconds'] for part in parts):.0f} s" if timed else bits
+
+
+def comparable(rows: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return trainings that are the same up to a step: of a constant rate; of a model by seconds, or else by steps."""
+    constant = [row for row in rows if row.get("constant")]
+    by_time = {row["attention"] for row in constant if row["budget"] == "seconds"}
+    return [row for row in constant if row["budget"] == "seconds" or row["attention"] not in by_time]
+
+
+def positions(machine: str, plan: str, budget: str = "steps", context: str | None = None) -> str:
+    """Losses of language models by the position in the window, means over seeds, of one context or all."""
     kept = archive.trainings(machine, "contexts", plan)
-    all_rows = [row for row in kept["rows"] if row["budget"] == budget]
+    all_rows = [row for row in kept["rows"] if row["budget"] == budget and context in (None, str(row["context"]))]
     longest = max(all_rows, key=lambda row: row["context"])
     places = list(longest["by_position"])
     lines = []
@@ -129,36 +150,80 @@ _WORD_MEASURES = {
 }
 
 
+# tables of papers in the summary: task, machine, plan, measure, methods without a sparse or structured part
+PAPERS: tuple[tuple[str, str, str, str, tuple[str, ...]], ...] = (
+    ("Entailment, augmented NLI", "epyc-1core", "entailment", "accuracy", ("softmax",)),
+)
+
+
 def summarized() -> list[list[str]]:
     """Return rows of the summary: of grids, with the least and the largest of the seeds."""
     lines = []
-    kept = archive.trainings("xeon-2core", "lengths", "small")["rows"]
-    for problem, measure in (("sort", "tokens"), ("2back", "tokens"), ("flip-flop", "exact")):
-        shares = {}
-        for name in ("asentmax", "softmax"):
-            rows = [row for row in kept if (row["problem"], row["attention"]) == (problem, name)]
-            shares[name] = _spread([row["tests"][1][measure] for row in rows])
-        what = "right tokens, %" if measure == "tokens" else "right targets, %"
-        ours, usual = (f"{shares[name]} (`{name}`)" for name in ("asentmax", "softmax"))
-        lines.append([f"{problem}, twice the length", what, ours, usual, "none", str(len(rows))])
-    kept = archive.trainings("xeon-2core", "contexts", "cpu")["rows"]
-    rows = [row for row in kept if row["budget"] == "steps"]
-    bits = {name: [r["bits_per_byte"] for r in rows if r["attention"] == name] for name in ("entmax", "softmax")}
-    ours, usual = (f"{_range_of(values)} (`{name}`)" for name, values in bits.items())
-    lines.append(["Python sources, context 256", "bits per byte", ours, usual, "none", str(len(bits["entmax"]))])
-    kept = archive.trainings("h200", "contexts", "minutes")["rows"]
-    long = {row["attention"]: f"{row['bits_per_byte']:.3f}" for row in kept if row["context"] == 32_768}
-    ours, usual = (f"{long[name]} (`{name}`)" for name in ("sparsemax", "softmax"))
-    lines.append(["Python sources, context 32,768, equal time", "bits per byte", ours, usual, "none", "1"])
-    kept = archive.trainings("xeon-2core", "vocabulary", "cpu")["rows"]
+    for task, machine, plan, measure, ordinary in PAPERS:
+        kept = archive.trainings(machine, f"papers_{plan.replace('-', '_')}")["rows"]
+        shares: dict[str, list[float]] = {}
+        for row in kept:
+            shares.setdefault(row["method"], []).append(row["reports"]["test"][measure])
+        best, peer = (
+            max((name for name in shares if (name in ordinary) is not sparse), key=lambda name: mean(shares[name]))
+            for sparse in (True, False)
+        )
+        ours, other = (f"{_spread(shares[name])} (`{name}`)" for name in (best, peer))
+        lines.append([task, f"{measure}, %", ours, other, "none", _seeds(shares)])
+    kept = archive.trainings("h200", "lengths", "minutes")["rows"]
+    for problem in dict.fromkeys(row["problem"] for row in kept):
+        measure, what = ("tokens", "right tokens, %") if problem == "sort" else ("exact", "right targets, %")
+        rows = {
+            name: [row for row in kept if (row["problem"], row["attention"]) == (problem, name)]
+            for name in ("asentmax", "softmax")
+        }
+        ours, usual = (
+            f"{_spread([row['tests'][2][measure] for row in some])} (`{name}`)" for name, some in rows.items()
+        )
+        lines.append([f"{problem}, four times the length", what, ours, usual, "none", _seeds(rows)])
+    for machine, plan in (("xeon-2core", "cpu"), ("h200", "minutes")):
+        kept = archive.trainings(machine, "contexts", plan)["rows"]
+        for context in sorted({row["context"] for row in kept}):
+            lines += _summarized_context(context, [row for row in kept if row["context"] == context])
+    kept = archive.trainings("h200", "vocabulary", "minutes")["rows"]
     for measure, form in (("sparsemax_score", ".3f"), ("epsilon_perplexity", ",.0f")):
         found = {
             name: [row[measure] for row in kept if row["loss_name"] == name] for name in ("entmax 1.5", "cross-entropy")
         }
         ours, usual = (f"{_range_of(values, form)} (`{name}`)" for name, values in found.items())
-        seeds = str(min(map(len, found.values())))
-        lines.append(["Words of Python sources", measure.replace("_", " "), ours, usual, "none", seeds])
+        lines.append(["Words of Python sources", measure.replace("_", " "), ours, usual, "none", _seeds(found)])
     return lines
+
+
+def _summarized_context(context: int, rows: Sequence[dict[str, Any]]) -> list[list[str]]:
+    """Return the rows of the summary for a context: after equal times, and after equal steps."""
+    found = {"equal time": [(row["attention"], row["bits_per_byte"]) for row in rows if row["budget"] == "seconds"]}
+    if same := comparable(rows):
+        step = common_steps(same)[-1]
+        found[f"{step:,} steps"] = [
+            (row["attention"], part["held_out"]) for row in same for part in row["curve"] if part["step"] == step
+        ]
+    else:
+        found["equal steps"] = [(row["attention"], row["bits_per_byte"]) for row in rows if row["budget"] == "steps"]
+    lines = []
+    for limit, values in found.items():
+        bits: dict[str, list[float]] = {}
+        for name, value in values:
+            bits.setdefault(name, []).append(value)
+        ours, usual = ([name for name in bits if name.startswith("softmax") is soft] for soft in (False, True))
+        if ours and usual:
+            told = {name: f"{_range_of(some)} (`{name}`)" for name, some in bits.items()}
+            best = told[min(ours, key=lambda name: mean(bits[name]))]
+            task = f"Python sources, context {context:,}, {limit}"
+            peers = ", ".join(told[name] for name in usual)
+            lines.append([task, "bits per byte", best, peers, "none", _seeds(bits)])
+    return lines
+
+
+def _seeds(found: Mapping[str, Sequence[Any]]) -> str:
+    """Return how many seeds the rows of a comparison have, as a range if they differ."""
+    counts = sorted({len(some) for some in found.values()})
+    return " to ".join(str(count) for count in dict.fromkeys((counts[0], counts[-1])))
 
 
 def papers(machine: str, plan: str) -> str:

@@ -11,6 +11,7 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
+import polymax as pm
 from benchmarks import (
     archive,
     contexts,
@@ -21,6 +22,7 @@ from benchmarks import (
     numbers,
     papers,
     pictures,
+    softmax_kernels,
     tables,
     vocabulary,
 )
@@ -153,17 +155,21 @@ def test_contexts_are_trained_kept_and_drawn(packages, results, tmp_path, monkey
     assert "training 4 of 4" in shown
 
 
-def test_trainings_of_a_constant_rate_are_compared_by_steps_and_by_seconds(packages, results, tmp_path, monkeypatch):
+@pytest.mark.parametrize("shared", [True, False])
+def test_trainings_of_a_constant_rate_are_compared_by_steps_and_by_seconds(
+    shared, packages, results, tmp_path, monkeypatch
+):
     shape = replace(TINY, budgets={"seconds": (0, 0.2)}, every=4, constant=True)
     monkeypatch.setitem(contexts.PLANS, "cpu", contexts.Plan((shape,), 4_000, 2_000))
-    assert command(contexts, monkeypatch, "cpu", tmp_path / "runs", "--seeds", 1, "--shared", "--keep") == 0
+    more = ["--shared"] * shared
+    assert command(contexts, monkeypatch, "cpu", tmp_path / "runs", "--seeds", 1, "--keep", *more) == 0
     rows = archive.trainings("here", "contexts", "cpu")["rows"]
     for row in rows:
         *steps, last = [part["step"] for part in row["curve"]]
         assert steps == list(range(4, last, 4))[: len(steps)]
         assert last - steps[-1] <= 4
         # others used the device
-        assert row["tokens_per_second"] is None
+        assert (row["tokens_per_second"] is None) is shared
     (name,) = curves.charts()
     assert name == "contexts-here-cpu-16.svg"
     assert [title for title, _ in curves.charts()[name]][1].count("one seed") == 1
@@ -171,7 +177,8 @@ def test_trainings_of_a_constant_rate_are_compared_by_steps_and_by_seconds(packa
     text = tables.table("equal_steps here cpu 16")
     last = min((row["curve"][-2] for row in rows), key=lambda part: part["step"])
     assert f" {last['step']} steps |\n" in text
-    assert f"{last['held_out']:.2f} ({last['seconds']:.0f} s)" in text
+    seconds = "" if shared else f"; {last['seconds']:.0f} s"
+    assert f"| {last['held_out']:.2f}{seconds} |" in text
     assert "keys a query attends to" in tables.table("equal_steps here cpu 16 supports")
     first = rows[0]["curve"][0]
     mark = "here/contexts:cpu; softmax; 16; seconds"
@@ -179,6 +186,51 @@ def test_trainings_of_a_constant_rate_are_compared_by_steps_and_by_seconds(packa
     assert numbers.number(f"{mark}; bits_per_byte; .2f") == f"{rows[0]['bits_per_byte']:.2f}"
     with pytest.raises(ValueError, match="has no training of sparsemax, 16, seconds"):
         numbers.number("here/contexts:cpu; sparsemax; 16; seconds; steps; d")
+
+
+def test_what_is_comparable_by_steps_has_one_rate_and_one_limit():
+    kinds = (("softmax", "seconds"), ("softmax", "steps"), ("entmax", "steps"))
+    rows = [{"attention": name, "budget": budget, "constant": True} for name, budget in kinds]
+    assert grid_tables.comparable(rows) == [rows[0], rows[2]]
+    assert grid_tables.comparable([{**row, "constant": False} for row in rows]) == []
+
+
+@pytest.mark.parametrize("length", [3, 8, 21])
+def test_blocks_see_a_window(length, monkeypatch):
+    monkeypatch.setattr(softmax_kernels, "WINDOW", 8)
+    torch.manual_seed(length)
+    inputs = torch.randn(3, 2, 2, length, 4, dtype=torch.float64).unbind()
+    for part in inputs:
+        part.requires_grad_()
+    given = pm.nn.scaled_dot_product_attention(*inputs, is_causal=True, mapping=pm.softmax, window=(7, 0))
+    found = softmax_kernels.blocks(*inputs)
+    torch.testing.assert_close(found, given)
+    grad = torch.randn_like(found)
+    torch.testing.assert_close(torch.autograd.grad(found, inputs, grad), torch.autograd.grad(given, inputs, grad))
+
+
+@pytest.mark.parametrize(("length", "window"), [(100, 8), (700, 256), (513, 300)])
+def test_a_mask_of_flex_attention_is_the_window(length, window, monkeypatch):
+    monkeypatch.setattr(softmax_kernels, "WINDOW", window)
+    at = torch.arange(length)
+    behind = at.unsqueeze(-1) - at
+    mask = softmax_kernels.window_mask(length, "cpu")
+    seen = mask.to_dense()[0, 0].bool().repeat_interleave(128, 0).repeat_interleave(128, 1)[:length, :length]
+    found = mask.mask_mod(0, 0, at.unsqueeze(-1), at) & seen
+    assert torch.equal(found, (behind >= 0) & (behind < window))
+
+
+def test_softmax_over_a_window_is_trained_and_measured_by_it(packages, results, tmp_path, monkeypatch):
+    monkeypatch.setattr(softmax_kernels, "WINDOW", 4)
+    shape = replace(TINY, attentions=("softmax", "softmax+window"))
+    monkeypatch.setitem(contexts.PLANS, "cpu", contexts.Plan((shape,), 4_000, 2_000))
+    assert command(contexts, monkeypatch, "cpu", tmp_path / "runs", "--budget", "steps", "--seeds", 1, "--keep") == 0
+    every, window = archive.trainings("here", "contexts", "cpu")["rows"]
+    assert [row["model"]["attention"] for row in (every, window)] == ["softmax", "softmax"]
+    # 1, 2, 3 keys, then all before, or 4
+    assert every["curve"][-1]["supports"]["mean_support"] == [8.5]
+    assert window["curve"][-1]["supports"]["mean_support"] == [(1 + 2 + 3 + 13 * 4) / 16]
+    assert window["curve"][-1]["bits"] != every["curve"][-1]["bits"]
 
 
 def test_a_rate_falls_or_stays():
@@ -241,6 +293,8 @@ def test_a_grid_begins_nothing_after_its_minutes(results, tmp_path, capsys):
     jobs = [grid.Job(f"job-{k}", {"k": k}, lambda k=k: ran.append(k) or {"found": k}) for k in range(3)]
     parser = grid.argparse.ArgumentParser()
     grid.add_options(parser, ["plan"])
+    assert list(grid.seeds(parser.parse_args(["plan", str(tmp_path), "--seeds", "2"]))) == [0, 1]
+    assert list(grid.seeds(parser.parse_args(["plan", str(tmp_path), "--seed", "2", "--seed", "0"]))) == [2, 0]
     options = parser.parse_args(["plan", str(tmp_path), "--minutes", "1e-9", "--machine", "here"])
     assert grid.rows(jobs, options) == []
     options.minutes = 0.0
