@@ -54,6 +54,7 @@ REPRODUCED: dict[str, Shown] = {
         ("softmax and sparsemax, and their losses, as curves", "`pm.plot.curves`, [the tour](tour.md)", ""),
         ("entailment by attention: softmax, sparsemax", "`polymax train entail`", "entailment"),
         ("the same with three seeds", _grid("entailment-attention"), "papers_entailment_attention"),
+        ("label proportions and several labels by the sparsemax loss", "no recipe", NOT_YET),
     ),
     _paper("Niculae and Blondel 2017", "1705.07704"): (
         ("mappings over the simplex", "`pm.plot.simplex`, [the gallery](gallery.md)", ""),
@@ -67,12 +68,14 @@ REPRODUCED: dict[str, Shown] = {
         ("barycenters", "examples/08_soft_dtw.py", ""),
         ("prediction of the second half of a series", "examples/09_series_prediction.py", ""),
         ("nearest centroids on UCR", "`python -m benchmarks run series`", "series"),
+        ("clusters of series", "no recipe", NOT_YET),
     ),
     _paper("Mensch and Blondel 2018", "1802.03676"): (
         ("smoothed alignments", "[the gallery](gallery.md)", ""),
         ("tagging of entities by smoothing", "`polymax train tag --loss sparse-dp`", "tagging"),
         ("the same with three seeds and all losses", _grid("entities"), "papers_entities"),
         ("alignment of audio to a score", "`polymax train speech-align`, on tones that are drawn", "speech_alignment"),
+        ("translation by structured attention", "no recipe", NOT_YET),
     ),
     _paper("Niculae, Martins, Blondel and Cardie 2018", "1802.04223"): (
         ("parsing by loss: CRF, SVM, SparseMAP", "`polymax train parse`", "parsing"),
@@ -119,13 +122,14 @@ REPRODUCED: dict[str, Shown] = {
     ),
     _paper("Martins, Marinho and Martins 2020", "2004.02644"): (
         ("measures that allow zeros, repetition, distinct n-grams: small", _lm("vocabulary cpu"), "vocabulary:cpu"),
-        ("the same for a larger model, one seed", _lm("vocabulary minutes"), "vocabulary:minutes"),
+        ("the same for a larger model", _lm("vocabulary minutes"), "vocabulary:minutes"),
         ("the same for the largest model", _lm("vocabulary full"), "vocabulary:full"),
         ("judgements of people", "no recipe", NOT_YET),
     ),
     _paper("Niculae and Martins 2020", "2001.04437"): (
         ("factor graphs", "[Factor graphs](factors.md)", ""),
         ("time of inference", "`python -m benchmarks run factors`", "factors"),
+        ("latent trees with a valency, matchings with a budget, several labels", "no recipe", NOT_YET),
     ),
     _paper("Mihaylova, Niculae and Martins 2020", "2010.02357"): (
         ("estimators of latent structure, a small problem", "examples/07_latent_estimators.py", ""),
@@ -134,7 +138,8 @@ REPRODUCED: dict[str, Shown] = {
     ),
     _paper("Vasylenko, Pitorro, Martins and Treviso 2025", "2506.16640"): (
         ("problems of every length, small models", _lm("lengths small"), "lengths:small"),
-        ("the same at the sizes of the paper", _lm("lengths paper"), "lengths:paper"),
+        ("four problems with the models of the paper, 2,000 steps", _lm("lengths minutes"), "lengths:minutes"),
+        ("all problems with the steps of the paper", _lm("lengths paper"), "lengths:paper"),
         ("language models of a long context, half a minute each", _lm("contexts minutes"), "contexts:minutes"),
         ("language models of long contexts", _lm("contexts full"), "contexts:full"),
     ),
