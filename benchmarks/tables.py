@@ -68,18 +68,22 @@ def attention(machine: str) -> str:
     run = archive.latest(machine, "attention")
     lines = []
     for row in run.rows:
-        if row.competitor != "polymax" or row.timed != BOTH or row.ratio is None:
+        if row.competitor != "polymax" or row.timed != BOTH:
+            continue
+        heads, length, channels = row.shape[:3]
+        size = [f"{length:,}", str(channels), str(heads)]
+        if row.ratio is None:
+            # what failed is told, too
+            lines.append([row.case, *size, row.status, "", ""])
             continue
         soft = next(
             one
             for one in run.rows
             if (one.case, one.shape, one.competitor) == (row.case, row.shape, "torch.sdpa") and one.timed == BOTH
         )
-        heads, length, channels = row.shape[:3]
         own, other = archive.microseconds(row), archive.microseconds(soft)
         assert own is not None
         assert other is not None
-        size = [f"{length:,}", str(channels), str(heads)]
         lines.append([row.case, *size, _ms(own / 1e3), _ms(other / 1e3), f"{row.ratio:.2f}"])
     head = ["scores", "keys", "channels", "heads", "polymax, ms", "torch's softmax, ms", "ratio"]
     return f"{grid(head, lines)}\n\n{source(run, f'{machine}/attention')}"
@@ -111,6 +115,9 @@ def linear_loss(machine: str) -> str:
         ours, cross = rows["polymax"], rows.get("torch cross_entropy(linear)")
         if cross is None:
             # a teacher's list and log-probabilities have other peers
+            continue
+        if ours.ratio is None or cross.eager_us is None:
+            lines.append([case, ours.status, *[""] * 5])
             continue
         dense = rows.get("polymax entmax_loss(linear)")
         cells = [case, _ms((ours.eager_us or 0) / 1e3), f"{ours.ratio:.2f}", _mib(ours)]

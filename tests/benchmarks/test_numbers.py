@@ -67,6 +67,19 @@ def test_marks_that_name_no_result_are_errors():
             numbers.filled(mark)
 
 
+def test_tables_of_speed_tell_what_failed(monkeypatch):
+    fields = {"timed": tables.BOTH, "dtype": "bfloat16", "status": record.PARITY_FAILED, "eager_us": None}
+    rows = [
+        a_run(case="flat scores", competitor="polymax", shape=(16, 4096, 64), **fields).rows[0],
+        a_run(case="sparsemax", competitor="polymax", shape=(1, 2, 3), **fields).rows[0],
+        a_run(case="sparsemax", competitor="torch cross_entropy(linear)", shape=(1, 2, 3)).rows[0],
+    ]
+    for name, some in (("attention", rows[:1]), ("linear_loss", rows[1:])):
+        run = replace(a_run(), machine={"name": "h200", "gpu": "GPU", "cpu": "CPU"}, rows=tuple(some))
+        monkeypatch.setattr(archive, "latest", lambda *asked, run=run: run)
+        assert "| parity failed |" in tables.table(f"{name} h200")
+
+
 def test_user_pages_have_no_typed_figure_of_speed():
     found = []
     for file in numbers.documents():
