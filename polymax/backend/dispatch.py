@@ -175,10 +175,10 @@ class Shortcut(ByDevice):
         return function(*args)
 
 
-# checks for code that intercepts calls, each of tens of nanoseconds: they are written out at each place, since a function
-# around them would cost more. Gradients batched by `is_grads_batched` do not show up as a transformation of functions; a
-# subclass, such as a DTensor, keeps its numbers elsewhere; a negative view, such as the imaginary part of a conjugate,
-# keeps them with other signs.
+# checks for code that intercepts calls, each of tens of nanoseconds: they are written out at each place, since a
+# function around them would cost more. Gradients batched by `is_grads_batched` do not show up as a transformation of
+# functions; a subclass, such as a DTensor, keeps its numbers elsewhere; a negative view, such as the imaginary part of
+# a conjugate, keeps them with other signs.
 PLAIN = (Tensor, torch.nn.Parameter)
 transforming = torch._C._are_functorch_transforms_active
 modes = torch._C._len_torch_dispatch_stack

@@ -272,7 +272,7 @@ def autocasts(device: torch.device) -> bool:
 
 
 def apart(t: Tensor, x: Tensor) -> bool:
-    """Return True if a tensor is on another device than x, and is not a number on the CPU, which torch takes anywhere."""
+    """Return True if a tensor is on another device than x; torch takes a number on the CPU anywhere."""
     return t.device != x.device and bool(t.dim() or not t.is_cpu)
 
 

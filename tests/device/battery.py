@@ -44,8 +44,14 @@ def battery() -> dict[str, Call]:
         found[f"graph {row.name}"] = graph(row)
     for alpha in (1.5, 1.3, 2.0):
         found[f"vocabulary {alpha}"] = vocabulary(alpha)
+    for alpha in (1.0, 1.25, 1.5, 2.0):
+        found[f"vocabulary in half precision {alpha}"] = half_vocabulary(alpha)
+    found["log-probabilities"] = log_probabilities
+    found["tags"] = tags
     for name in ("causal", "window", "bias", "mask", "sinks", "half"):
         found[f"attention {name}"] = attention(name)
+    found["attention of dense heads"] = dense_heads
+    found["attention routed"] = routed
     found["learned alphas"] = learned_alphas
     found["decoding"] = decoding
     found["transducer"] = transducer
@@ -99,6 +105,67 @@ def vocabulary(alpha: float) -> Call:
         return [pm.linear_entmax_loss(hidden, weight, target, alpha=alpha)], [hidden, weight]
 
     return call
+
+
+def half_vocabulary(alpha: float) -> Call:
+    """Rows of flat logits and of others."""
+
+    def call(device: str, size: int) -> Results:
+        words, rows = (320, 1000, 5000)[size], (8, 70, 130)[size]
+        hidden = randn(device, rows, 64, dtype=torch.bfloat16)
+        weight = randn(device, words, 64, dtype=torch.bfloat16, seed=1)
+        target = torch.arange(rows, device=device) * 7 % words
+        found = [pm.linear_entmax_loss(scale * hidden, weight, target, alpha=alpha) for scale in (0.01, 0.3)]
+        return found, [hidden, weight]
+
+    return call
+
+
+def log_probabilities(device: str, size: int) -> Results:
+    words, rows = (320, 1000, 5000)[size], (8, 70, 130)[size]
+    hidden = randn(device, rows, 64, dtype=torch.bfloat16)
+    weight = randn(device, words, 64, dtype=torch.bfloat16, seed=1)
+    ids = torch.arange(rows, device=device) * 7 % words
+    found = pm.linear_log_prob(hidden, weight, ids, entropy=True, temperature=0.7)
+    with torch.no_grad():
+        alone = pm.linear_log_prob(hidden, weight, ids, entropy=True)
+    return [*found, *alone, pm.linear_cross_entropy(hidden, weight, ids)], [hidden, weight]
+
+
+def tags(device: str, size: int) -> Results:
+    length, states = (5, 20, 70)[size], (3, 9, 40)[size]
+    unary, transition = randn(device, 3, length, states), randn(device, states, states, seed=1)
+    known = (torch.arange(3 * length, device=device) % states).view(3, length)
+    torch.manual_seed(0)
+    crf = pm.nn.CRF(states).to(device)
+    mask = torch.arange(length, device=device) < torch.tensor([[length], [2], [1]], device=device)
+    ragged = pm.Chain(lengths=torch.tensor([length, 2, 1], device=device))
+    found = [
+        pm.crf_loss(pm.Chain(), (unary, transition), known, reduction="none"),
+        pm.crf_loss(ragged, (unary, transition), known.where(mask, -1), reduction="none"),
+        pm.perceptron_loss(pm.Chain(), (unary, transition), known),
+        crf(unary, known, mask),
+    ]
+    return found, [unary, transition, *crf.parameters()]
+
+
+def dense_heads(device: str, size: int) -> Results:
+    # Triton's interpreter is slow: there a long sequence is a short one
+    n = (100, 8192, 8256)[size] if device == "cuda" else (100, 120, 140)[size]
+    q, k, v = (randn(device, 1, 2, n, 64, dtype=torch.bfloat16, seed=s) for s in range(3))
+    found = [
+        pm.nn.scaled_dot_product_attention(0.1 * q, k, v, is_causal=True, mapping=one)
+        for one in (pm.entmax, pm.sparsemax)
+    ]
+    return found, [q, k, v]
+
+
+def routed(device: str, size: int) -> Results:
+    n = (64, 200, 700)[size]
+    torch.manual_seed(0)
+    module = pm.nn.BlockRoutedAttention(2, block=32, mapping=pm.entmax).to(device)
+    q, k, v = (randn(device, 2, 2, n, 32, seed=s) for s in range(3))
+    return [module(q, k, v, is_causal=True)], [q, k, v, *module.parameters()]
 
 
 def attention(name: str) -> Call:
