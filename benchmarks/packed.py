@@ -54,7 +54,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 def measured(options: argparse.Namespace) -> dict[str, float]:
     """Return tokens a second of packed and of padded batches, their ratio, and by how much losses differ."""
-    from transformers import LlamaConfig, LlamaForCausalLM
+    from transformers.models.llama import LlamaConfig, LlamaForCausalLM
 
     from polymax.integrations.transformers import register
 
