@@ -19,7 +19,7 @@ import polymax as pm
 from polymax import nn
 from polymax.kernels.sparse_attention import reference, tiles
 from polymax.kernels.sparse_attention.options import Options
-from polymax.nn import attention_call, fused_attention, plain_attention
+from polymax.nn import attention_obstacles, fused_attention, plain_attention
 
 GPU = torch.cuda.is_available()
 # "short" are the kernels of short rows in cuda.py
@@ -509,7 +509,7 @@ def test_alpha_above_2_is_never_wrong(monkeypatch):
     weights = pm.entmax(q @ k.mT / 8**0.5, alpha)
     close(out, weights @ v, "all scores at once take any alpha")
     # where values cannot be read, as on an accelerator, the head is NaN
-    monkeypatch.setattr(attention_call._check, "readable", lambda t: False)
+    monkeypatch.setattr(attention_obstacles._check, "readable", lambda t: False)
     out = nn.scaled_dot_product_attention(q, k, v, mapping=partial(pm.entmax, alpha=alpha))
     assert out[0].isnan().all()
     close(out[1], (weights @ v)[1], "other heads are what they are")
