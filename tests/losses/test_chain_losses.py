@@ -29,7 +29,8 @@ def problem(layout="shared", device="cpu"):
 
 def by_operator(smoothing, tags, lengths):
     smooth = SMOOTHINGS[smoothing](pm.Chain(lengths))
-    assert smooth.loss_at(tags, torch.zeros(*tags.shape, S), torch.zeros(S, S)) is not None
+    zeros = [torch.zeros(*shape, device=tags.device) for shape in ((*tags.shape, S), (S, S))]
+    assert smooth.loss_at(tags, *zeros) is not None
     return lambda *scores: pm.fenchel_young(smooth, scores, tags, reduction="none")
 
 
