@@ -59,10 +59,10 @@ def now() -> str:
 def provenance(known: str | None = None) -> dict[str, str | None]:
     """Return date, commit and time of writing: the first fields of every file of results.
 
-    known: the commit of a tree that is a copy, without its history
+    known: the commit of a tree that is a copy, whose own history may be missing or older
     """
     recorded = now()
-    return {"date": recorded[:10], "commit": commit() or known, "recorded": recorded}
+    return {"date": recorded[:10], "commit": known or commit(), "recorded": recorded}
 
 
 class Others:

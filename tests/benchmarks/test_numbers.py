@@ -178,9 +178,10 @@ def test_a_page_draws_each_benchmark_over_time():
 
 
 def test_a_copy_without_history_is_told_its_commit(monkeypatch):
-    assert machine.provenance("abc")["commit"] not in (None, "abc") or machine.commit() is None
-    monkeypatch.setattr(machine, "commit", lambda: None)
-    assert machine.provenance("abc")["commit"] == "abc"
+    for found in ("def", None):
+        monkeypatch.setattr(machine, "commit", lambda found=found: found)
+        assert machine.provenance("abc")["commit"] == "abc"
+        assert machine.provenance()["commit"] == found
 
 
 def test_compare_counts_failures_and_takes_folders(tmp_path, capsys):
