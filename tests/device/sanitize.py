@@ -51,9 +51,11 @@ def main(arguments: list[str] | None = None) -> int:
         work(batteries, given.processes)
         for battery in batteries:
             say(battery.summary())
+    now = time.gmtime()
     report = {
-        "date": time.strftime("%Y-%m-%d %H:%M:%S"),
-        **versions("cuda"),
+        "date": time.strftime("%Y-%m-%d", now),
+        "recorded": time.strftime("%Y-%m-%dT%H:%M:%SZ", now),
+        **versions("cuda", given.commit),
         "sanitizer": version(given.sanitizer),
         "processes": given.processes,
         "seconds": round(time.time() - begun, 1),
@@ -61,7 +63,7 @@ def main(arguments: list[str] | None = None) -> int:
         "tools": {battery.tool: battery.report() for batteries in rounds for battery in batteries},
     }
     given.out.mkdir(parents=True, exist_ok=True)
-    path = given.out / f"{time.strftime('%Y-%m-%d-%H%M%S')}.json"
+    path = given.out / f"{time.strftime('%Y-%m-%d-%H%M%S', now)}.json"
     path.write_text(json.dumps(report, indent=1) + "\n")
     clean = all(battery.clean() for battery in rounds[-1])
     say(f"{'clean' if clean else 'not clean'} after {report['seconds']:.0f} s; {path}")
@@ -79,6 +81,7 @@ def options() -> argparse.ArgumentParser:
     parser.add_argument("--no-warm", dest="warm", action="store_false", help="compile no kernels before")
     parser.add_argument("--cache", type=Path, default=HOME / "build" / "gpu-tests", help="the folder of kernels")
     parser.add_argument("--out", type=Path, default=RESULTS / "sanitizer", help="the folder of the result")
+    parser.add_argument("--commit", help="of a tree that is a copy without its history")
     parser.add_argument("--sanitizer", default=shutil.which("compute-sanitizer"), help="its path")
     parser.add_argument("names", nargs="*", help="parts of names of calls; all of them")
     return parser

@@ -210,6 +210,8 @@ exit 86
     report = json.loads(path.read_text())
     assert report["calls"] == 2
     assert report["sanitizer"] == "Version 1"
+    assert report["recorded"].startswith(report["date"])
+    assert path.name.startswith(report["date"])
     memory, races = report["tools"]["memcheck"], report["tools"]["racecheck"]
     assert set(memory["seconds"]) == set(races["seconds"]) == {"mapping gini", "ranks"}
     assert memory["statuses"] == {"0": 2}
