@@ -68,3 +68,15 @@ def test_tiles_are_blocks(dtype, softcap, scale, biased, monkeypatch):
         torch.testing.assert_close(a, c, atol=0, rtol=0, equal_nan=True)
     assert found.value[7].isnan()
     assert found.value[9] == 0
+
+
+def test_which_matrices_are_copied_by_tiles(monkeypatch):
+    """Rows of other types, of odd distances, of columns apart, or that share memory take blocks."""
+    from polymax.kernels.linear_loss import cuda_tiles
+
+    monkeypatch.setattr(cuda_tiles, "_copies_tiles", lambda device: True)
+    whole = torch.zeros(4, 64, dtype=torch.bfloat16)
+    for fine in (whole, whole.half(), whole[:, :40], whole[1:]):
+        assert cuda_tiles._fits(fine)
+    for other in (whole.float(), whole[:, ::2], whole.mT, whole[:, 1:], whole[0].expand(4, 64), whole[:, :9].clone()):
+        assert not cuda_tiles._fits(other)

@@ -95,8 +95,8 @@ def _described(t: Tensor, rows: int) -> Any:
 def _fits(t: Tensor) -> bool:
     """Return True if the device copies tiles of this matrix to shared memory."""
     half = t.dtype in (torch.float16, torch.bfloat16)
-    # copies are in units of 16 bytes
-    aligned = t.stride(1) == 1 and t.stride(0) % 8 == 0 and t.data_ptr() % 16 == 0
+    # copies are in units of 16 bytes, of rows that do not overlap
+    aligned = t.stride(1) == 1 and t.stride(0) % 8 == 0 and t.stride(0) >= t.shape[1] and t.data_ptr() % 16 == 0
     return half and aligned and _copies_tiles(t.device)
 
 
